@@ -1,0 +1,48 @@
+# Everything runs in .venv, made from the committed constraints. `make help` lists the targets.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+export OMP_WAIT_POLICY ?= PASSIVE
+export DO_NOT_TRACK ?= true
+export MLFLOW_DISABLE_TELEMETRY ?= true
+export MLFLOW_SERVER_ENABLE_JOB_EXECUTION ?= false
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test lint format viz ui clean
+
+help:  ## Show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(STAMP)
+
+install: $(STAMP)  ## Create .venv and install the project with its pinned dependencies
+
+run: $(STAMP)  ## Adapt the embedded model to the embedded code domain (ARGS=... is passed on)
+	$(BIN)/kedro run --pipelines=domain_adapt $(ARGS)
+
+test: $(STAMP)  ## Run the tests (ARGS=... is passed on)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)  ## Check style, types and the architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+viz: $(STAMP)  ## Open the lineage of the pipeline in a browser
+	$(BIN)/kedro viz run
+
+ui: $(STAMP)  ## Open MLflow on http://127.0.0.1:5000
+	$(BIN)/mlflow ui --backend-store-uri sqlite:///$(CURDIR)/mlflow.db --host 127.0.0.1
+
+clean:  ## Remove the environment; data and runs stay
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache

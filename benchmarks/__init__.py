@@ -1,0 +1,1 @@
+"""Measurements of speed and memory; run one with ``python -m benchmarks.<name>``."""

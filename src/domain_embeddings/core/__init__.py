@@ -1,0 +1,1 @@
+"""The methods themselves: no Kedro, no MLflow (import-linter checks it)."""

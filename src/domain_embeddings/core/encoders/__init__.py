@@ -1,0 +1,1 @@
+"""From texts to embeddings: loading, prompts, batching, prefixes, rotation, banks."""

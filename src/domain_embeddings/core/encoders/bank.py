@@ -1,0 +1,142 @@
+"""Every text of an evaluation encoded once, at full width, and found again by prompt and text."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from domain_embeddings.core.bundle import Bundle
+from domain_embeddings.core.errors import DataError, UserError
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+KEY_BYTES = 16
+_SEPARATOR = "\x1f"
+_SHOWN = 80
+
+
+def text_key(prompt: str, text: str) -> bytes:
+    """Return the 128-bit key of a text under a prompt."""
+    content = (prompt + _SEPARATOR + text).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(content, digest_size=KEY_BYTES).digest()
+
+
+class EmbeddingBank:
+    """Read access to the embeddings of many texts; the vectors may stay memory-mapped.
+
+    Args:
+        bundle: Arrays ``keys`` (n, 16) uint8, sorted, and ``vectors`` (n, d) float32 of unit norm.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        """Index the keys."""
+        self.header = bundle.header
+        self.vectors = bundle["vectors"]
+        self._keys = _as_bytes(bundle["keys"])
+
+    def __len__(self) -> int:
+        """Return the number of distinct (prompt, text) items."""
+        return len(self._keys)
+
+    @property
+    def width(self) -> int:
+        """Width of the embeddings."""
+        return int(self.vectors.shape[1])
+
+    @staticmethod
+    def build(
+        model: SentenceTransformer,
+        items: Iterable[tuple[str, str]],
+        *,
+        batch_tokens: int = 16_384,
+        header: Mapping[str, Any] | None = None,
+        show_progress: bool = True,
+    ) -> Bundle:
+        """Encode each distinct (prompt, text) item exactly once.
+
+        Args:
+            model: The encoder.
+            items: Prompts and texts, in any order, repeats allowed.
+            batch_tokens: Padded tokens per batch.
+            header: Provenance of the model and settings to keep with the vectors.
+            show_progress: Whether to draw a progress bar.
+
+        Returns:
+            The bank; equal items give an equal bank, whatever their order.
+
+        Raises:
+            DataError: The items are empty or a text has no finite embedding.
+        """
+        from domain_embeddings.core.encoders.batching import encode
+
+        distinct = {text_key(prompt, text): (prompt, text) for prompt, text in items}
+        if not distinct:
+            msg = "there is no text to embed"
+            raise DataError(msg)
+        keys = sorted(distinct)
+        ordered = [distinct[key] for key in keys]
+        vectors = encode(
+            model,
+            [prompt + text for prompt, text in ordered],
+            batch_tokens=batch_tokens,
+            show_progress=show_progress,
+        )
+        _require_finite(vectors, ordered)
+        table = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(-1, KEY_BYTES)
+        single = np.asarray(vectors, dtype=np.float32)
+        return Bundle({"vectors": single, "keys": table}, dict(header or {}))
+
+    def lookup(self, texts: Sequence[str], prompt: str = "") -> np.ndarray:
+        """Return the embeddings of ``texts``.
+
+        Args:
+            texts: Texts without their prompt, repeats allowed.
+            prompt: The prompt under which they were encoded.
+
+        Returns:
+            Full-width vectors of shape (len(texts), d), float32, in the order of ``texts``.
+
+        Raises:
+            UserError: A text was not encoded under this prompt.
+        """
+        if len(texts) == 0:
+            return np.empty((0, self.width), dtype=np.float32)
+        wanted = np.frombuffer(
+            b"".join(text_key(prompt, text) for text in texts), dtype=f"S{KEY_BYTES}"
+        )
+        rows = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
+        absent = np.flatnonzero(self._keys[rows] != wanted)
+        if absent.size:
+            msg = (
+                f"The embedding bank of '{self.header.get('model', '?')}' has no entry for the "
+                f"text {_shorten(texts[int(absent[0])])} under the prompt {prompt!r} "
+                f"({absent.size} of {len(texts)} texts are absent). Run the evaluation pipeline "
+                "again from its first node."
+            )
+            raise UserError(msg)
+        return np.asarray(self.vectors[rows], dtype=np.float32)
+
+
+def _as_bytes(keys: np.ndarray) -> np.ndarray:
+    """View (n, 16) bytes as n fixed-length strings, which NumPy can search."""
+    return np.ascontiguousarray(keys).view(f"S{KEY_BYTES}").reshape(-1)
+
+
+def _require_finite(vectors: np.ndarray, items: Sequence[tuple[str, str]]) -> None:
+    """Refuse embeddings with NaN or infinity, naming the first such text."""
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if bad.size:
+        msg = (
+            f"{bad.size} of {len(items)} texts have no finite embedding, "
+            f"the first is {_shorten(items[int(bad[0])][1])}"
+        )
+        raise DataError(msg)
+
+
+def _shorten(text: str) -> str:
+    """Quote the beginning of a text for a message."""
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")

@@ -1,0 +1,1 @@
+"""Scoring prefixes: mteb tasks from local data, an embedding bank, post-hoc transforms."""

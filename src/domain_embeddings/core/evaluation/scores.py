@@ -1,0 +1,275 @@
+"""The prefix sweep: every model, transform, task and width scored, with paired uncertainty.
+
+All models are scored on the same rows with the same draws, and a bootstrap resample takes the same
+rows for every model. The difference between two models is therefore judged on its own, which is
+much sharper than comparing two intervals.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from tqdm.auto import tqdm
+
+from domain_embeddings.core.encoders.bank import EmbeddingBank
+from domain_embeddings.core.errors import ParameterError
+from domain_embeddings.core.evaluation.encoder import BankEncoder, TaskPrompts, task_prompts
+from domain_embeddings.core.evaluation.resampling import draw_counts
+from domain_embeddings.core.evaluation.sampling import fit_vectors
+from domain_embeddings.core.evaluation.tasks import LocalTask, TaskResult
+from domain_embeddings.core.evaluation.transforms import Transform, fit_transform
+from domain_embeddings.core.statistics.bootstrap import interval, resample_indices
+
+logger = logging.getLogger(__name__)
+
+REFERENCE = "reference"
+MEAN_TASK = "mean"
+MEAN_METRIC = "main"
+COLUMNS = (
+    "model",
+    "method",
+    "transform",
+    "task",
+    "type",
+    "width",
+    "metric",
+    "main",
+    "value",
+    "n",
+    "low",
+    "high",
+    "seed",
+    "split",
+    "prompts",
+    "max_length",
+    "mteb_version",
+)
+
+
+@dataclass(frozen=True)
+class SweepSettings:
+    """What is swept and how uncertainty is estimated.
+
+    Args:
+        widths: Prefix widths, increasing.
+        transforms: Names of post-hoc transforms.
+        replicates: Bootstrap resamples; 0 leaves the bounds empty.
+        confidence: Mass of the intervals.
+        seed: Seed of the resamples.
+        split: The evaluated split.
+    """
+
+    widths: Sequence[int]
+    transforms: Sequence[str] = ("none", "pca")
+    replicates: int = 1_000
+    confidence: float = 0.95
+    seed: int = 0
+    split: str = "test"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A score and its bootstrap replicates (empty where it was not resampled)."""
+
+    value: float
+    replicates: np.ndarray = field(default_factory=lambda: np.empty(0))
+
+    def __sub__(self, other: Measurement) -> Measurement:
+        """Return the paired difference."""
+        paired = self.replicates.size and other.replicates.size
+        difference = self.replicates - other.replicates if paired else np.empty(0)
+        return Measurement(self.value - other.value, difference)
+
+
+# Main metric first; metrics by name.
+Cell = dict[str, Measurement]
+
+
+def check_widths(widths: Sequence[int], width: int, model: str) -> None:
+    """Refuse widths that the model does not have.
+
+    Raises:
+        ParameterError: Naming the key, the widths at fault and the largest allowed one.
+    """
+    wide = [value for value in widths if value > width]
+    if wide:
+        msg = (
+            f"widths: {wide} exceed the width of the model '{model}'; "
+            f"the largest allowed is {width}"
+        )
+        raise ParameterError(msg)
+
+
+def sweep(  # noqa: PLR0913 - the five ingredients of an evaluation and two settings
+    banks: Mapping[str, EmbeddingBank],
+    tasks: Sequence[LocalTask],
+    specs: Sequence[Mapping[str, Any]],
+    pairs: pd.DataFrame,
+    settings: SweepSettings,
+    *,
+    methods: Mapping[str, str] | None = None,
+    show_progress: bool = True,
+) -> pd.DataFrame:
+    """Score every model, transform, task and width.
+
+    Args:
+        banks: Embedding banks by model name; differences are taken to ``reference``, if present.
+        tasks: Tasks whose texts are in every bank.
+        specs: Task specifications, for the prompts.
+        pairs: Sampled training pairs that transforms are fitted on; their texts are in every bank.
+        settings: Widths, transforms and bootstrap.
+        methods: Training method by model name.
+        show_progress: Whether to draw a progress bar.
+
+    Returns:
+        Tidy scores with the columns `COLUMNS`: one row per model, transform, task, width and
+        metric; rows of the task ``mean``; and for every model but the reference rows of
+        ``<model>_minus_reference`` with paired bounds. Bounds are empty for metrics that have no
+        outcome per row (macro F1, for example).
+
+    Raises:
+        ParameterError: A width exceeds the width of a model.
+    """
+    for name, bank in banks.items():
+        check_widths(settings.widths, bank.width, name)
+        _warn_untrained(settings.widths, bank, name)
+    counts = {task.name: _counts(task, settings) for task in tasks}
+    cells: dict[tuple[str, str, str, int], Cell] = {}
+    total = len(banks) * len(settings.transforms) * len(tasks) * len(settings.widths)
+    with tqdm(total=total, disable=not show_progress) as bar:
+        for name, bank, transform in _fitted(banks, specs, pairs, settings):
+            prompts = task_prompts(specs, bank.header["prompts"])
+            for task, width in itertools.product(tasks, settings.widths):
+                bar.set_description(f"{name} {transform.name} {task.name} {width}")
+                encoder = BankEncoder(bank, prompts, transform, width, name=f"local/{name}")
+                measured = _measure(task.run(encoder), counts[task.name])
+                cells[name, transform.name, task.name, width] = measured
+                bar.update()
+    return _Table(banks, tasks, specs, settings, dict(methods or {})).rows(cells)
+
+
+def _warn_untrained(widths: Sequence[int], bank: EmbeddingBank, name: str) -> None:
+    """Say which widths a nested model was not trained for."""
+    trained = bank.header.get("widths")
+    untrained = [width for width in widths if trained and width not in trained]
+    if untrained:
+        logger.warning(
+            "The model '%s' was trained for the widths %s, not for %s", name, trained, untrained
+        )
+
+
+def _counts(task: LocalTask, settings: SweepSettings) -> np.ndarray:
+    """Draw the resamples of a task: the same for every model, independent between tasks."""
+    seed = zlib.crc32(f"{settings.seed}:{task.name}".encode())
+    if settings.replicates == 0:
+        return np.empty((0, task.units), dtype=np.uint16)
+    return draw_counts(resample_indices(task.units, settings.replicates, seed))
+
+
+def _fitted(
+    banks: Mapping[str, EmbeddingBank],
+    specs: Sequence[Mapping[str, Any]],
+    pairs: pd.DataFrame,
+    settings: SweepSettings,
+) -> Iterator[tuple[str, EmbeddingBank, Transform]]:
+    """Fit every transform on the training text of the model it is applied to."""
+    for name, bank in banks.items():
+        needed = any(transform != "none" for transform in settings.transforms)
+        vectors = fit_vectors(bank, pairs, specs) if needed else np.empty((0, bank.width))
+        for transform in settings.transforms:
+            yield name, bank, fit_transform(transform, vectors)
+
+
+def _measure(result: TaskResult, counts: np.ndarray) -> Cell:
+    """Attach bootstrap replicates to the scores that can be resampled."""
+    return {
+        metric: Measurement(value, statistic(counts))
+        if (statistic := result.statistics.get(metric)) is not None
+        else Measurement(value)
+        for metric, value in result.values.items()
+    }
+
+
+def _subtract(own: Cell, base: Cell) -> Cell:
+    """Take the paired difference of every metric."""
+    return {metric: measured - base[metric] for metric, measured in own.items()}
+
+
+def mean_measurement(parts: Sequence[Measurement]) -> Measurement:
+    """Average measurements of several tasks; their resamples are independent of each other."""
+    complete = all(part.replicates.size for part in parts)
+    replicates = np.mean([part.replicates for part in parts], axis=0) if complete else np.empty(0)
+    return Measurement(float(np.mean([part.value for part in parts])), replicates)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Lays measurements out as tidy rows."""
+
+    banks: Mapping[str, EmbeddingBank]
+    tasks: Sequence[LocalTask]
+    specs: Sequence[Mapping[str, Any]]
+    settings: SweepSettings
+    methods: dict[str, str]
+
+    def rows(self, cells: Mapping[tuple[str, str, str, int], Cell]) -> pd.DataFrame:
+        """Return all rows: scores, means over tasks and paired differences."""
+        table: list[dict[str, Any]] = []
+        for name in self.banks:
+            for transform in self.settings.transforms:
+                for width in self.settings.widths:
+                    place = {"transform": transform, "width": width}
+                    own = {t.name: cells[name, transform, t.name, width] for t in self.tasks}
+                    table += self._block(name, name, own, place)
+                    if name == REFERENCE or REFERENCE not in self.banks:
+                        continue
+                    base = {t.name: cells[REFERENCE, transform, t.name, width] for t in self.tasks}
+                    gained = {task: _subtract(own[task], base[task]) for task in own}
+                    table += self._block(f"{name}_minus_{REFERENCE}", name, gained, place)
+        return pd.DataFrame(table, columns=list(COLUMNS))
+
+    def _block(
+        self, label: str, name: str, cells: Mapping[str, Cell], place: Mapping[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the rows of one model, transform and width."""
+        header = self.banks[name].header
+        prompts: TaskPrompts = task_prompts(self.specs, header["prompts"])
+        common = {
+            "model": label,
+            "method": self.methods.get(name, name),
+            **place,
+            "seed": self.settings.seed,
+            "split": self.settings.split,
+            "max_length": int(header["max_length"]),
+            "mteb_version": version("mteb"),
+        }
+        for task in self.tasks:
+            sides = prompts[task.name]
+            shown = json.dumps({"query": sides["anchor"], "document": sides["positive"]})
+            about = {"task": task.name, "type": task.type, "n": task.count, "prompts": shown}
+            for position, (metric, measured) in enumerate(cells[task.name].items()):
+                about |= {"metric": metric, "main": position == 0}
+                yield common | about | self._numbers(measured)
+        mains = [next(iter(cells[task.name].values())) for task in self.tasks]
+        yield (
+            common
+            | {"task": MEAN_TASK, "type": MEAN_TASK, "metric": MEAN_METRIC, "main": True}
+            | {"n": sum(task.count for task in self.tasks), "prompts": json.dumps({})}
+            | self._numbers(mean_measurement(mains))
+        )
+
+    def _numbers(self, measured: Measurement) -> dict[str, float]:
+        """Return value and bounds."""
+        low = high = float("nan")
+        if measured.replicates.size:
+            low, high = interval(measured.replicates, self.settings.confidence)
+        return {"value": measured.value, "low": float(low), "high": float(high)}

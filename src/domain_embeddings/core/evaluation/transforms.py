@@ -1,0 +1,141 @@
+"""Post-hoc linear transforms of finished embeddings, fitted on training text only.
+
+They are the cheap rivals of every nested training method: no gradient step, one matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from sklearn.covariance import ledoit_wolf
+
+from domain_embeddings.core.errors import ParameterError
+from domain_embeddings.core.statistics.eigenspace import canonical_signs
+
+
+@dataclass(frozen=True)
+class Transform:
+    """The map x -> (x - offset) matrix, before the prefix is taken.
+
+    Args:
+        name: Name of the transform.
+        matrix: Shape (d, d) or None for the identity.
+        offset: Shape (d,) or None for zero.
+    """
+
+    name: str
+    matrix: np.ndarray | None = None
+    offset: np.ndarray | None = None
+
+    def apply(self, vectors: np.ndarray) -> np.ndarray:
+        """Transform rows, shape (n, d), in float32; the result is not normalised."""
+        result = vectors if self.offset is None else vectors - self.offset
+        return result if self.matrix is None else result @ self.matrix
+
+
+def identity(vectors: np.ndarray) -> Transform:
+    """Leave embeddings as they are."""
+    del vectors
+    return Transform("none")
+
+
+def pca(vectors: np.ndarray) -> Transform:
+    """Rotate by the eigenvectors of the covariance, without centring.
+
+    x' = x U (docs/method.md, section 4b with mu = 0). A rotation changes no cosine at full width,
+    so whatever this transform gains or loses at a smaller width is due to the order of the axes
+    alone, and text from outside the domain loses least.
+
+    Args:
+        vectors: Embeddings of training text, shape (n, d).
+
+    Returns:
+        The transform.
+    """
+    return Transform("pca", _principal_axes(np.cov(_double(vectors), rowvar=False))[1])
+
+
+def pca_centred(vectors: np.ndarray) -> Transform:
+    """Subtract the mean of the training text, then rotate as `pca` does.
+
+    x' = (x - mu) U (docs/method.md, section 4b). Removing the common direction spreads cosines
+    apart, which mostly helps inside the domain; it changes cosines at full width too, and costs
+    more on text that is unlike the training text.
+
+    Args:
+        vectors: Embeddings of training text, shape (n, d).
+
+    Returns:
+        The transform.
+    """
+    rotation = pca(vectors)
+    return Transform("pca_centred", rotation.matrix, _mean(vectors))
+
+
+def whitening(vectors: np.ndarray) -> Transform:
+    """Centre, rotate and give every axis unit variance under a shrunk covariance.
+
+    x' = (x - mu) U Lam^(-1/2), with U Lam U^T the Ledoit-Wolf estimate of the covariance: the
+    sample covariance is singular when there are fewer texts than dimensions (docs/method.md,
+    section 5).
+
+    Args:
+        vectors: Embeddings of training text, shape (n, d).
+
+    Returns:
+        The transform.
+    """
+    covariance, _ = ledoit_wolf(_double(vectors))
+    values, axes = _principal_axes(covariance)
+    floor = np.finfo(np.float32).eps * values[0]
+    matrix = axes / np.sqrt(np.maximum(values, floor))
+    return Transform("whitening", matrix.astype(np.float32), _mean(vectors))
+
+
+TRANSFORMS: dict[str, Callable[[np.ndarray], Transform]] = {
+    "none": identity,
+    "pca": pca,
+    "pca_centred": pca_centred,
+    "whitening": whitening,
+}
+
+
+def fit_transform(name: str, vectors: np.ndarray) -> Transform:
+    """Fit a transform by its name.
+
+    Args:
+        name: A key of `TRANSFORMS`.
+        vectors: Embeddings of training text of the model it is applied to, shape (n, d), n >= 2.
+
+    Returns:
+        The transform.
+
+    Raises:
+        ParameterError: The name is unknown or there are too few texts to fit on.
+    """
+    if name not in TRANSFORMS:
+        msg = f"evaluation.transforms: '{name}' is unknown; allowed: {', '.join(TRANSFORMS)}"
+        raise ParameterError(msg)
+    if name != "none" and len(vectors) < 2:  # noqa: PLR2004
+        msg = (
+            f"evaluation.transforms: '{name}' is fitted on training text and needs at least 2 "
+            f"texts, got {len(vectors)}; raise evaluation.fit_pairs or choose 'none'"
+        )
+        raise ParameterError(msg)
+    return TRANSFORMS[name](vectors)
+
+
+def _principal_axes(covariance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return eigenvalues, descending, and eigenvectors whose largest entry is positive."""
+    values, axes = np.linalg.eigh(covariance)
+    return np.maximum(values[::-1], 0.0), canonical_signs(axes[:, ::-1]).astype(np.float32)
+
+
+def _double(vectors: np.ndarray) -> np.ndarray:
+    return np.asarray(vectors, dtype=np.float64)
+
+
+def _mean(vectors: np.ndarray) -> np.ndarray:
+    return _double(vectors).mean(axis=0).astype(np.float32)

@@ -1,0 +1,136 @@
+"""L_align of MIC: soft collapse and spectral isotropy over layers and widths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from domain_embeddings.core.losses.soft_collapse import Threshold, soft_collapse
+from domain_embeddings.core.losses.spectral_isotropy import spectral_isotropy, warn_small_batch
+from domain_embeddings.core.losses.tokens import Hidden, TokenLayout, token_statistics
+
+Mapping = Literal["grid", "pairs"]
+
+
+def alignment_components(
+    layers: Sequence[Hidden],
+    layout: TokenLayout,
+    widths: Sequence[int],
+    *,
+    tau: Threshold = "auto",
+    mapping: Mapping = "grid",
+) -> dict[str, Tensor]:
+    """Return the four terms of L_align, each averaged over layers and widths.
+
+    The soft collapse terms are averaged over the (layer, width) pairs whose width is below d: the
+    width d has no residual and does not dilute the mean. The isotropy terms are averaged over all
+    pairs.
+
+    Args:
+        layers: Hidden states of each chosen layer, in the chunks of the layout.
+        layout: Where the valid tokens are; the same for all layers.
+        widths: Nested widths, strictly increasing, at most d.
+        tau: Threshold of the correlations, or ``auto``.
+        mapping: ``grid`` combines every layer with every width, ``pairs`` the k-th with the k-th.
+
+    Returns:
+        Scalars soft_collapse_corr (L_corr), soft_collapse_var (L_var), isotropy_cv (L_cv) and
+        isotropy_unif (L_unif), unweighted; those without any pair are 0.
+
+    Raises:
+        ValueError: If there is no layer, widths are out of range, or ``pairs`` finds other numbers
+            of layers and widths.
+
+    Source: docs/method.md section 4.
+    """
+    if not layers:
+        msg = "at least one layer is needed"
+        raise ValueError(msg)
+    terms: dict[str, list[Tensor]] = {
+        "soft_collapse_corr": [],
+        "soft_collapse_var": [],
+        "isotropy_cv": [],
+        "isotropy_unif": [],
+    }
+    for hidden, own in zip(layers, _widths_of(len(layers), widths, mapping), strict=True):
+        statistics = token_statistics(hidden, layout)
+        collapse = soft_collapse(statistics, own, tau)
+        isotropy = spectral_isotropy(statistics.mean, own)
+        for values, term in zip(terms.values(), (*collapse, *isotropy), strict=True):
+            values.append(term)
+    return {name: _mean(torch.cat(values)) for name, values in terms.items()}
+
+
+def _widths_of(layers: int, widths: Sequence[int], mapping: Mapping) -> list[Sequence[int]]:
+    """Return the widths that each layer is combined with."""
+    if mapping == "grid":
+        return [widths] * layers
+    if len(widths) != layers:
+        msg = f"mapping 'pairs' needs as many layers as widths, got {layers} and {len(widths)}"
+        raise ValueError(msg)
+    return [[width] for width in widths]
+
+
+def _mean(values: Tensor) -> Tensor:
+    """Return the mean, and 0 rather than NaN if there is nothing."""
+    return values.sum() / max(len(values), 1)
+
+
+class AlignmentLoss(nn.Module):
+    """L_align = L_SCR + L_SIR, averaged over layers and widths (docs/method.md section 4).
+
+    Args:
+        widths: Nested widths, strictly increasing.
+        tau: Threshold of the correlations, or ``auto``.
+        lambda_corr: Weight of L_corr in L_SCR.
+        lambda_var: Weight of L_var in L_SCR.
+        mapping: ``grid`` combines every layer with every width, ``pairs`` the k-th with the k-th.
+    """
+
+    def __init__(
+        self,
+        widths: Sequence[int],
+        tau: Threshold = "auto",
+        lambda_corr: float = 1.0,
+        lambda_var: float = 0.1,
+        mapping: Mapping = "grid",
+    ) -> None:
+        """Keep the settings; there is nothing to learn."""
+        super().__init__()
+        self.widths = tuple(widths)
+        self.tau = tau
+        self.lambda_corr = lambda_corr
+        self.lambda_var = lambda_var
+        self.mapping = mapping
+        self._warned = False
+
+    def forward(
+        self, layers: Sequence[Hidden], masks: Hidden | TokenLayout
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return L_align and its four unweighted components.
+
+        Args:
+            layers: Per chosen layer, hidden states (B, L, d) or one such tensor per chunk.
+            masks: Attention mask (B, L), one per chunk, or the layout if it is known already.
+
+        Returns:
+            L_align = lambda_corr * soft_collapse_corr + lambda_var * soft_collapse_var
+            + (isotropy_cv + isotropy_unif) / 2, and the components by name.
+
+        Raises:
+            ValueError: If shapes or widths do not fit.
+        """
+        layout = masks if isinstance(masks, TokenLayout) else TokenLayout.from_masks(masks)
+        self._warned = warn_small_batch(len(layout.lengths), warned=self._warned)
+        parts = alignment_components(
+            layers, layout, self.widths, tau=self.tau, mapping=self.mapping
+        )
+        loss = (
+            self.lambda_corr * parts["soft_collapse_corr"]
+            + self.lambda_var * parts["soft_collapse_var"]
+            + (parts["isotropy_cv"] + parts["isotropy_unif"]) / 2
+        )
+        return loss, parts

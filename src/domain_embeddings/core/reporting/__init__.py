@@ -1,0 +1,1 @@
+"""Recommendation, figures, report, model card and closing table."""

@@ -1,0 +1,53 @@
+"""The closing table for the terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from domain_embeddings.core.reporting import wording
+
+_COLUMNS = ("width", "per million", "score", "loss", "against untouched", "verdict")
+_LINE = 88
+
+
+def render(answer: Mapping[str, Any]) -> str:
+    """Write the recommendation as plain text.
+
+    Args:
+        answer: The result of ``recommend_width``.
+
+    Returns:
+        A table with one line per width, the recommended one marked with ``>``, and the answer in
+        words below it; no trailing line break.
+    """
+    lines = [list(_COLUMNS), *[_cells(row) for row in answer["widths"]]]
+    widths = [max(len(line[k]) for line in lines) for k in range(len(_COLUMNS))]
+    marks = [" ", *[">" if row["recommended"] else " " for row in answer["widths"]]]
+    body = [
+        f"{mark} {'  '.join(_pad(cell, widths[k], k) for k, cell in enumerate(line))}".rstrip()
+        for mark, line in zip(marks, lines, strict=True)
+    ]
+    body.insert(1, "  " + "  ".join("-" * width for width in widths))
+    note = "Scores in points of 100; sizes of float32 vectors; brackets hold confidence intervals."
+    return "\n".join([*body, "", *textwrap.wrap(answer["sentence"], _LINE), note])
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    """Write one line of the table."""
+    gap = wording.signed(row["difference"])
+    bounds = wording.interval(row["difference_low"], row["difference_high"])
+    return [
+        str(row["width"]),
+        wording.storage(row["bytes_per_million"]),
+        wording.points(row["score"]),
+        wording.points(row["loss"]),
+        f"{gap} {bounds}".strip(),
+        row["verdict"],
+    ]
+
+
+def _pad(cell: str, width: int, column: int) -> str:
+    """Align numbers right and the verdict left."""
+    return cell.ljust(width) if column == len(_COLUMNS) - 1 else cell.rjust(width)

@@ -1,0 +1,217 @@
+"""Reading the tidy result frames: the few selections that every figure and table is made from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from domain_embeddings.core.bundle import Bundle
+from domain_embeddings.core.errors import DataError
+
+ADAPTED = "adapted"
+REFERENCE = "reference"
+DIFFERENCE = "adapted_minus_reference"
+MEAN = "mean"
+AS_IS = "none"
+
+_CURVE = ["model", "transform", "task", "type", "width", "metric"]
+_LAST_COMPONENTS = ("learning_rate", "grad_norm")
+
+
+def main_scores(scores: pd.DataFrame) -> pd.DataFrame:
+    """Select the main metric of every task, one row per (model, transform, task, width).
+
+    Several seeds become one row: the mean value with the widest bounds, so that an interval never
+    looks narrower than the one of any single seed.
+
+    Args:
+        scores: The tidy frame ``truncation_scores``; values between 0 and 1.
+
+    Returns:
+        Columns model, transform, task, type, width, metric, value, low, high, n.
+
+    Raises:
+        DataError: If there is no main metric at all.
+    """
+    main = scores[scores["main"].astype(bool)]
+    if main.empty:
+        msg = "truncation_scores has no row of a main metric: run the stage 'evaluation' first"
+        raise DataError(msg)
+    merged = main.groupby(_CURVE, sort=False, as_index=False).agg(
+        value=("value", "mean"), low=("low", "min"), high=("high", "max"), n=("n", "max")
+    )
+    return merged.sort_values(["task", "model", "transform", "width"], ignore_index=True)
+
+
+def curve(main: pd.DataFrame, model: str, transform: str = AS_IS, task: str = MEAN) -> pd.DataFrame:
+    """Select one line of the quality plot, ordered by width.
+
+    Args:
+        main: The result of :func:`main_scores`.
+        model: ``adapted``, ``reference`` or ``adapted_minus_reference``.
+        transform: ``none`` for the vectors as they are, or a post-hoc transform.
+        task: A task name or ``mean``.
+
+    Returns:
+        The rows by rising width, indexed by width; empty if there are none.
+    """
+    chosen = main[
+        (main["model"] == model) & (main["transform"] == transform) & (main["task"] == task)
+    ]
+    return chosen.sort_values("width").set_index("width", drop=False)
+
+
+def task_names(main: pd.DataFrame) -> list[str]:
+    """List the tasks, without the mean over them, in order of name."""
+    return sorted(set(main["task"]) - {MEAN})
+
+
+def transforms(main: pd.DataFrame) -> list[str]:
+    """List the transforms that were scored, the vectors as they are first."""
+    return sorted(set(main["transform"]), key=lambda name: (name != AS_IS, name))
+
+
+def evaluated_widths(main: pd.DataFrame) -> list[int]:
+    """List the widths that were scored, rising."""
+    return sorted({int(width) for width in main["width"]})
+
+
+def shipped_model(main: pd.DataFrame) -> str:
+    """Name the model a recommendation is about: the adapted one, where one was scored."""
+    return ADAPTED if (main["model"] == ADAPTED).any() else REFERENCE
+
+
+def source_bias(geometry: pd.DataFrame, measure: str = "source_bias") -> pd.DataFrame:
+    """Arrange the bias of every source before and after training.
+
+    Args:
+        geometry: The tidy frame ``geometry_scores``.
+        measure: ``source_bias``, or ``source_bias_shrunk`` for the shrunk directions alone.
+
+    Returns:
+        Indexed by source, one column per model (``reference`` first), the largest bias first;
+        empty if the measure is absent.
+    """
+    rows = geometry[(geometry["measure"] == measure) & (geometry["source"] != "all")]
+    if rows.empty:
+        return pd.DataFrame()
+    rows = rows[rows["width"] == rows["width"].max()]
+    table = rows.pivot_table(index="source", columns="model", values="value", aggfunc="mean")
+    order = [model for model in (REFERENCE, ADAPTED) if model in table.columns]
+    return table[order].sort_values(order[0], ascending=False)
+
+
+def spectrum(eigenspace: Bundle, shrinkage: Bundle) -> pd.DataFrame:
+    """Arrange the eigenvalues by rank (docs/method.md, section 1).
+
+    Args:
+        eigenspace: ``relation_eigenspace``: eigenvalues (D,), active (D,).
+        shrinkage: ``shrinkage``: shrunk (S, D).
+
+    Returns:
+        Columns rank (from 1), eigenvalue, share (cumulative, 0..1), active, shrunk (bool).
+    """
+    values = np.asarray(eigenspace["eigenvalues"], dtype=np.float64)
+    clipped = np.clip(values, 0.0, None)
+    total = clipped.sum()
+    shrunk = np.asarray(shrinkage["shrunk"], dtype=bool)
+    return pd.DataFrame(
+        {
+            "rank": np.arange(1, len(values) + 1),
+            # A rounding error below zero has no place on a logarithmic axis.
+            "eigenvalue": np.where(values > 0, values, np.nan),
+            "share": np.cumsum(clipped) / total if total > 0 else np.zeros(len(values)),
+            "active": np.asarray(eigenspace["active"], dtype=bool),
+            "shrunk": shrunk.any(axis=0) if len(shrunk) else np.zeros(len(values), dtype=bool),
+        }
+    )
+
+
+def relation_points(vectors: Bundle, points: int, seed: int) -> tuple[pd.DataFrame, list[float]]:
+    """Project a sample of relation vectors on its first two principal directions.
+
+    Every source gives the same number of rows as far as it has them, so a small source stays
+    visible; the density of points therefore says nothing about the size of a source.
+
+    Args:
+        vectors: ``relation_vectors``: vectors (N, D), source (N,); may be memory-mapped.
+        points: How many points at most, over all sources.
+        seed: Seed of the sample.
+
+    Returns:
+        Columns x, y, source (name); and the share of the sample's variance of x and of y (0..1).
+    """
+    names = [str(name) for name in vectors.header["sources"]]
+    source = np.asarray(vectors["source"])
+    rows = _sample_rows(source, len(names), points, np.random.default_rng(seed))
+    x = np.asarray(vectors["vectors"][rows], dtype=np.float64)
+    x = x - x.mean(axis=0) if len(x) else x
+    plane, shares = _plane(x)
+    frame = pd.DataFrame(plane, columns=["x", "y"])
+    frame["source"] = [names[k] for k in source[rows]]
+    return frame, shares
+
+
+def _sample_rows(
+    source: np.ndarray, sources: int, points: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Draw the same number of rows of every source, in rising order for a memory-mapped read."""
+    share = max(1, points // max(1, sources))
+    chosen = []
+    for k in range(sources):
+        rows = np.flatnonzero(source == k)
+        chosen.append(rng.permutation(rows)[:share])
+    return np.sort(np.concatenate(chosen)) if chosen else np.empty(0, dtype=np.int64)
+
+
+def _plane(x: np.ndarray) -> tuple[np.ndarray, list[float]]:
+    """Project centred rows on two principal directions with a reproducible sign."""
+    plane = np.zeros((len(x), 2))
+    shares = [0.0, 0.0]
+    total = float((x**2).sum())
+    if total == 0.0:
+        return plane, shares
+    _, singular, directions = np.linalg.svd(x, full_matrices=False)
+    for k, direction in enumerate(directions[:2]):
+        sign = np.sign(direction[np.argmax(np.abs(direction))])
+        plane[:, k] = x @ direction * sign
+        shares[k] = float(singular[k] ** 2 / total)
+    return plane, shares
+
+
+def loss_components(history: pd.DataFrame) -> list[str]:
+    """List the logged components: the total first, optimiser figures last."""
+    names = list(dict.fromkeys(history["component"])) if len(history) else []
+    return sorted(names, key=lambda name: (name in _LAST_COMPONENTS, name != "loss"))
+
+
+def loss_series(history: pd.DataFrame, component: str) -> pd.DataFrame:
+    """Select one component by step and smooth it.
+
+    Args:
+        history: The tidy frame ``training_history``.
+        component: A name in its column ``component``.
+
+    Returns:
+        Columns step, value, smooth: a centred moving mean over a tenth of the logged steps.
+    """
+    rows = history[history["component"] == component].sort_values("step")
+    series = rows[["step", "value"]].reset_index(drop=True)
+    window = max(1, len(series) // 10)
+    series["smooth"] = series["value"].rolling(window, center=True, min_periods=1).mean()
+    return series
+
+
+def finite(*values: float) -> bool:
+    """Say whether all of these numbers are there."""
+    return bool(np.isfinite(np.asarray(values, dtype=np.float64)).all())
+
+
+def records(rows: Sequence[object] | pd.DataFrame) -> list[dict[str, Any]]:
+    """Turn a frame, or a list that may already be one of dicts, into a list of dicts."""
+    if isinstance(rows, pd.DataFrame):
+        return [{str(key): value for key, value in row.items()} for row in rows.to_dict("records")]
+    return [dict(row) for row in rows if isinstance(row, dict)]

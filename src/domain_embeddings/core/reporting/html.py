@@ -1,0 +1,279 @@
+"""The adaptation report: one HTML file that needs nothing but a browser.
+
+Its figures are inline SVG rather than an interactive library: the file stays below a megabyte,
+opens offline, prints, follows the light or dark setting of the reader, and every number of a figure
+is in a table as well. Interactive versions of the figures are catalog entries (``plots.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from domain_embeddings.core.bundle import Bundle
+from domain_embeddings.core.reporting import frames, palette, sections, static, wording
+
+_MAP_POINTS = 600
+_PACKAGES = ("sentence-transformers", "transformers", "torch", "mteb", "kedro", "numpy")
+_TONES = {
+    wording.BETTER: "good",
+    wording.WORSE: "bad",
+    wording.NOISE: "open",
+    wording.SAME: "open",
+    wording.UNKNOWN: "open",
+}
+_UNIT_OF_A_NUMBER = re.compile(r"(?<=\d) (?=(?:B|kB|MB|GB|TB|%|points)(?!\w))")
+_HYPHEN_OF_A_NUMBER = re.compile(r"(?<![\w-])-(?=\d)")
+_MARKS = {"good": "\N{BLACK UP-POINTING TRIANGLE}", "bad": "\N{BLACK DOWN-POINTING TRIANGLE}"}
+
+
+@dataclass(frozen=True)
+class ReportInputs:
+    """Everything the report is written from; field names are those of the catalog.
+
+    Args:
+        width_recommendation: The result of ``recommend_width``.
+        truncation_scores: Scores by model, transform, task and width.
+        geometry_scores: Measures of geometry before and after.
+        training_history: Loss components by step; may be empty.
+        training_report: Facts of the training.
+        relation_vectors: Relation vectors of the untouched model.
+        relation_eigenspace: Their eigenspace.
+        task_variance: Variance between sources.
+        shrinkage: What was shrunk.
+        task_specs: The tasks.
+        data_reports: Title of a step that may drop rows to its report entry.
+        leakage_report: Training rows found again in a held-out split.
+        leakage_policy: What was done with them.
+        settings: What is worth repeating in the provenance, by name.
+        confidence: Mass of the intervals (0..1).
+        seed: The one seed.
+    """
+
+    width_recommendation: Mapping[str, Any]
+    truncation_scores: pd.DataFrame
+    geometry_scores: pd.DataFrame
+    training_history: pd.DataFrame
+    training_report: Mapping[str, Any]
+    relation_vectors: Bundle
+    relation_eigenspace: Bundle
+    task_variance: Bundle
+    shrinkage: Bundle
+    task_specs: list[dict[str, Any]]
+    data_reports: Mapping[str, Any]
+    leakage_report: Mapping[str, Any]
+    leakage_policy: str
+    settings: Mapping[str, Any]
+    confidence: float
+    seed: int
+
+
+def render_report(inputs: ReportInputs) -> str:
+    """Write the report.
+
+    Args:
+        inputs: Everything it is written from.
+
+    Returns:
+        One self-contained HTML document.
+
+    Raises:
+        DataError: If there is no main metric.
+    """
+    answer = inputs.width_recommendation
+    main = frames.main_scores(inputs.truncation_scores)
+    width, full = answer["recommended_width"], answer["full_width"]
+    method = str(inputs.training_report.get("method", answer.get("method", "unknown")))
+    reze_words, reze_table = sections.reze(
+        inputs.relation_eigenspace,
+        inputs.task_variance,
+        inputs.shrinkage,
+        frames.source_bias(inputs.geometry_scores, "source_bias_shrunk"),
+        method,
+    )
+    training_facts, training_notes = sections.facts(inputs.training_report)
+    leakage, leakage_tables = sections.leakage(inputs.leakage_report, inputs.leakage_policy)
+    changes = sections.task_changes(main, width, full)
+    groups = _groups(changes)
+    rivals = sections.rivals(main, width, full)
+    return _template("report.html.j2").render(
+        answer=answer,
+        tone=_TONES[answer["verdict"]] if changes else "open",
+        css_light=Markup(_variables(1)),  # noqa: S704 - constants of the palette
+        css_dark=Markup(_variables(2)),  # noqa: S704
+        method=method,
+        confidence=f"{100 * inputs.confidence:g} %",
+        changes=changes,
+        groups=groups,
+        tally=_tally(groups) if changes else "",
+        rivals=rivals,
+        strongest=_strongest(rivals, width),
+        scores=sections.all_scores(main),
+        geometry=sections.geometry(inputs.geometry_scores),
+        geometry_by_width=sections.geometry_by_width(inputs.geometry_scores),
+        reze_words=reze_words,
+        reze_table=reze_table,
+        tasks=_task_table(inputs.task_specs),
+        data=[
+            (title, sections.report_tables(title, entry))
+            for title, entry in inputs.data_reports.items()
+        ],
+        leakage=leakage,
+        leakage_tables=leakage_tables,
+        training=training_facts,
+        training_notes=training_notes,
+        provenance=_provenance(inputs),
+        parameters=sections.pairs(sections.flatten(inputs.settings)),
+        figures=_figures(inputs, width, has_changes=bool(changes)),
+    )
+
+
+def _figures(inputs: ReportInputs, width: int, *, has_changes: bool) -> dict[str, str]:
+    """Draw every figure; what has nothing to show is left out."""
+    scores = inputs.truncation_scores
+    drawn = {
+        "mean": (static.quality_mean(scores), "Mean score by width"),
+        "tasks": (static.quality_tasks(scores), "Score by width for every task"),
+        "differences": (
+            static.differences(scores, width) if has_changes else None,
+            f"Adapted minus untouched per task at width {width}",
+        ),
+        "spectrum": (
+            static.eigen_spectrum(inputs.relation_eigenspace, inputs.shrinkage),
+            "Eigenvalues of the relation vectors by rank",
+        ),
+        "bias": (static.task_variance(inputs.geometry_scores), "Source bias before and after"),
+        "map": (
+            static.relation_map(inputs.relation_vectors, _MAP_POINTS, inputs.seed),
+            "Relation vectors on two principal directions",
+        ),
+        "losses": (static.loss_curves(inputs.training_history), "Loss components by step"),
+    }
+    return {
+        name: Markup(static.to_svg(figure, name, title))  # noqa: S704 - matplotlib escapes text
+        for name, (figure, title) in drawn.items()
+        if figure is not None
+    }
+
+
+def _groups(changes: list[dict[str, Any]]) -> list[tuple[str, str, list[dict[str, Any]]]]:
+    """Sort the tasks under what may be said about them."""
+    titles = [
+        ("Got better", "good", {wording.BETTER}),
+        ("Got worse", "bad", {wording.WORSE}),
+        ("Within noise", "open", {wording.NOISE, wording.SAME}),
+        ("No interval", "open", {wording.UNKNOWN}),
+    ]
+    groups = [
+        (title, tone, [row for row in changes if row["here"]["verdict"] in verdicts])
+        for title, tone, verdicts in titles
+    ]
+    # An empty list of losses is news; an empty list of the unknown is not.
+    return [group for group in groups if group[2] or group[1] in _MARKS]
+
+
+def _task_table(specs: list[dict[str, Any]]) -> sections.Table:
+    """List the tasks and what they were used for."""
+    rows = [
+        [
+            spec["name"],
+            spec["type"],
+            " and ".join(spec.get("uses", [])),
+            spec.get("description", ""),
+        ]
+        for spec in specs
+    ]
+    return sections.Table(["task", "type", "used to", "description"], rows)
+
+
+def _provenance(inputs: ReportInputs) -> sections.Table:
+    """List what is needed to repeat the result."""
+    header = inputs.relation_vectors.header
+    scores = inputs.truncation_scores
+    model = {
+        "untouched model": header.get("model"),
+        "revision": header.get("revision"),
+        "hash of its weights": header.get("weight_hash"),
+        "pooling": header.get("pooling"),
+        "maximal length (tokens)": header.get("max_length"),
+        "prompts": sections.text(
+            [
+                f"{name}: {prompt!r}"
+                for name, prompt in (header.get("prompts") or {}).items()
+                if prompt
+            ]
+        )
+        or "none",
+        "hash of the training pairs": header.get("pair_table_hash"),
+        "evaluated split": ", ".join(scores["split"].unique()),
+        "seed": inputs.seed,
+    }
+    versions = {f"version of {name}": _version(name) for name in _PACKAGES}
+    return sections.pairs({**model, **versions})
+
+
+def _typeset(shown: object) -> str:
+    """Give numbers a true minus and keep them on one line with their unit."""
+    text = _HYPHEN_OF_A_NUMBER.sub("\N{MINUS SIGN}", str(shown))
+    return _UNIT_OF_A_NUMBER.sub("\N{NO-BREAK SPACE}", text)
+
+
+def _tally(groups: list[tuple[str, str, list[dict[str, Any]]]]) -> str:
+    """Count what may be said per task, and name the losses."""
+    counts = {title: [row["task"] for row in rows] for title, _, rows in groups}
+    better, worse = counts.get("Got better", []), counts.get("Got worse", [])
+    total = sum(len(names) for names in counts.values())
+    lost = f"worse on {len(worse)} ({wording.join(worse)})" if worse else "worse on none"
+    tally = f"better on {len(better)} of {wording.plural(total, 'task')}, {lost}"
+    rest = total - len(better) - len(worse)
+    return f"{tally}, no difference shown on {rest}." if rest else f"{tally}."
+
+
+def _strongest(rivals: list[dict[str, Any]], width: int) -> dict[str, Any] | None:
+    """Find the rival with the highest mean score at the recommended width."""
+    others = [row for row in rivals if not row["chosen"] and row["width"] == str(width)]
+    return max(others, key=lambda row: row["value"], default=None)
+
+
+def _version(package: str) -> str | None:
+    """Version of an installed package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _variables(column: int) -> str:
+    """Write the palette as CSS variables: column 1 for light pages, 2 for dark ones."""
+    return " ".join(f"--{entry[0]}: {entry[column]};" for entry in palette.CSS)
+
+
+def _template(name: str) -> Template:
+    """Load a template; an undefined name is an error, every text is escaped."""
+    environment = Environment(
+        loader=PackageLoader("domain_embeddings.core.reporting"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "points": wording.points,
+        "signed": wording.signed,
+        "percent": wording.percent,
+        "storage": wording.storage,
+        "typeset": _typeset,
+    }
+    environment.globals |= {
+        "interval": wording.interval,
+        "tone_of": lambda verdict: _TONES.get(verdict, "open"),
+        "mark_of": lambda tone: _MARKS.get(tone, ""),
+    }
+    return environment.get_template(name)

@@ -1,0 +1,75 @@
+"""One colour, dash and label per thing, the same in every figure.
+
+Colours are from Okabe and Ito's set, which people with the common forms of colour blindness can
+tell apart. Each has a partner for dark pages; static figures carry the light one and the page
+swaps it (see ``static.to_svg``).
+"""
+
+from __future__ import annotations
+
+INK = "#1f2328"
+MUTED = "#59636e"
+GRID = "#d8dee4"
+PAPER = "#fffffe"
+
+MODEL_COLOURS = {"adapted": "#0072b2", "reference": "#d55e00"}
+MODEL_NAMES = {"adapted": "adapted", "reference": "untouched"}
+TRANSFORM_NAMES = {"none": "as is", "pca": "after PCA"}
+PLOTLY_DASHES = {"none": "solid", "pca": "dot"}
+STATIC_DASHES = {"none": "-", "pca": ":"}
+
+CATEGORIES = [
+    "#0172b3",
+    "#e69f00",
+    "#009e73",
+    "#cc79a7",
+    "#56b4e9",
+    "#d65e01",
+    "#8a8f98",
+    "#b3a500",
+]
+PLOTLY_SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x", "star"]
+STATIC_SYMBOLS = ["o", "s", "D", "^", "X", "*"]
+
+# Name of the CSS variable, value on light pages, value on dark pages.
+CSS = [
+    ("ink", INK, "#e6edf3"),
+    ("muted", MUTED, "#9aa5b1"),
+    ("grid", GRID, "#30363d"),
+    ("paper", PAPER, "#14181d"),
+    ("adapted", MODEL_COLOURS["adapted"], "#56b4e9"),
+    ("reference", MODEL_COLOURS["reference"], "#f0883e"),
+    ("cat1", CATEGORIES[0], "#4aa8e8"),
+    ("cat2", CATEGORIES[1], "#e69f00"),
+    ("cat3", CATEGORIES[2], "#2fc79a"),
+    ("cat4", CATEGORIES[3], "#e08fbd"),
+    ("cat5", CATEGORIES[4], "#8fd0f7"),
+    ("cat6", CATEGORIES[5], "#f0883e"),
+    ("cat7", CATEGORIES[6], "#9aa0aa"),
+    ("cat8", CATEGORIES[7], "#f0e442"),
+]
+
+
+def model_name(model: str) -> str:
+    """Name a model for the reader."""
+    return MODEL_NAMES.get(model, model)
+
+
+def transform_name(transform: str) -> str:
+    """Name a transform for the reader."""
+    return TRANSFORM_NAMES.get(transform, f"after {transform}")
+
+
+def line_name(model: str, transform: str) -> str:
+    """Name a line of the quality plot, for example ``adapted, after PCA``."""
+    return f"{model_name(model)}, {transform_name(transform)}"
+
+
+def category(index: int) -> str:
+    """Colour of the k-th source; colours come round again after eight, with another symbol."""
+    return CATEGORIES[index % len(CATEGORIES)]
+
+
+def symbol(index: int, symbols: list[str]) -> str:
+    """Symbol of the k-th source: changes with every source and again with every round."""
+    return symbols[(index + index // len(CATEGORIES)) % len(symbols)]

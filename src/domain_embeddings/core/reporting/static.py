@@ -1,0 +1,363 @@
+"""Static figures (matplotlib): pictures for documents and MLflow, inline SVG for the report.
+
+Figures are built without pyplot, so drawing leaves no global state behind.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from domain_embeddings.core.bundle import Bundle
+from domain_embeddings.core.reporting import frames, palette, wording
+
+_WIDTH = 10.5
+_TASK_COLUMNS = 4
+_LOSS_COLUMNS = 4
+_ID = re.compile(r'(\bid="|url\(#|xlink:href="#)')
+
+
+def quality_png(scores: pd.DataFrame) -> Figure:
+    """Draw quality by dimension as one picture: the mean large, every task small below it.
+
+    Args:
+        scores: The tidy frame ``truncation_scores``.
+
+    Returns:
+        A matplotlib figure on a white background; save it with ``savefig``.
+
+    Raises:
+        DataError: If there is no main metric.
+    """
+    main = frames.main_scores(scores)
+    tasks = frames.task_names(main)
+    lines = math.ceil(len(tasks) / _TASK_COLUMNS)
+    figure = _figure(4.2 + 1.9 * lines, facecolor="white")
+    grid = figure.add_gridspec(1 + lines, _TASK_COLUMNS, height_ratios=[4.2, *[1.9] * lines])
+    axes = figure.add_subplot(grid[0, :])
+    _mean_panel(axes, main, len(tasks))
+    for k, task in enumerate(tasks):
+        small = figure.add_subplot(grid[1 + k // _TASK_COLUMNS, k % _TASK_COLUMNS])
+        _task_panel(small, main, task)
+    return figure
+
+
+def quality_mean(scores: pd.DataFrame) -> Figure:
+    """Draw the mean score by width with its confidence bands."""
+    main = frames.main_scores(scores)
+    figure = _figure(3.9)
+    _mean_panel(figure.add_subplot(), main, len(frames.task_names(main)))
+    return figure
+
+
+def quality_tasks(scores: pd.DataFrame) -> Figure:
+    """Draw the score by width of every task in a panel of its own."""
+    main = frames.main_scores(scores)
+    tasks = frames.task_names(main)
+    lines = max(1, math.ceil(len(tasks) / _TASK_COLUMNS))
+    figure = _figure(2.05 * lines)
+    for k, task in enumerate(tasks):
+        _task_panel(figure.add_subplot(lines, _TASK_COLUMNS, k + 1), main, task)
+    return figure
+
+
+def _mean_panel(axes: Axes, main: pd.DataFrame, tasks: int) -> None:
+    """Draw the large panel."""
+    _quality_lines(axes, main, frames.MEAN, 2.0)
+    _width_axis(axes, frames.evaluated_widths(main), 10)
+    axes.set_xlabel("width (dimensions)")
+    axes.set_ylabel(f"mean of {wording.plural(tasks, 'task')} (points of 100)")
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        ncols=4,
+        frameon=False,
+        borderaxespad=0.2,
+        labelcolor=palette.INK,
+        handlelength=2.6,
+        columnspacing=1.6,
+    )
+
+
+def _task_panel(axes: Axes, main: pd.DataFrame, task: str) -> None:
+    """Draw one small panel."""
+    _quality_lines(axes, main, task, 1.4)
+    _width_axis(axes, frames.evaluated_widths(main), 7.5)
+    metric = main.loc[main["task"] == task, "metric"].iloc[0]
+    axes.set_title(task, fontsize=9, loc="left", color=palette.INK, pad=14)
+    axes.text(0, 1.03, metric, transform=axes.transAxes, fontsize=7.5, color=palette.MUTED)
+    axes.tick_params(labelsize=7.5)
+
+
+def _quality_lines(axes: Axes, main: pd.DataFrame, task: str, line_width: float) -> None:
+    """Draw the lines of one task: colour says the model, dash the transform."""
+    _style(axes)
+    for model in (frames.REFERENCE, frames.ADAPTED):
+        for transform in frames.transforms(main):
+            rows = frames.curve(main, model, transform, task)
+            if rows.empty:
+                continue
+            colour = palette.MODEL_COLOURS[model]
+            axes.plot(
+                rows["width"],
+                100 * rows["value"],
+                color=colour,
+                linestyle=palette.STATIC_DASHES.get(transform, "--"),
+                linewidth=line_width,
+                marker="o",
+                markersize=1.9 * line_width,
+                label=palette.line_name(model, transform),
+            )
+            if transform == frames.AS_IS:
+                axes.fill_between(
+                    rows["width"],
+                    100 * rows["low"],
+                    100 * rows["high"],
+                    color=colour,
+                    alpha=0.16,
+                    linewidth=0,
+                )
+
+
+def _width_axis(axes: Axes, widths: list[int], size: float) -> None:
+    """Put the evaluated widths on a logarithmic axis of base 2."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(widths, [str(width) for width in widths], fontsize=size)
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def differences(scores: pd.DataFrame, width: int) -> Figure:
+    """Draw adapted minus untouched per task with its interval, at one width.
+
+    Args:
+        scores: The tidy frame ``truncation_scores``.
+        width: The width to look at.
+
+    Returns:
+        One dot and whisker per task, the largest gain on top, the mean at the bottom.
+    """
+    main = frames.main_scores(scores)
+    rows = main[
+        (main["model"] == frames.DIFFERENCE)
+        & (main["transform"] == frames.AS_IS)
+        & (main["width"] == width)
+    ]
+    mean = rows[rows["task"] == frames.MEAN]
+    rows = pd.concat([mean, rows[rows["task"] != frames.MEAN].sort_values("value")])
+    figure = _figure(0.9 + 0.27 * len(rows))
+    axes = figure.add_subplot()
+    _style(axes, grid="x")
+    axes.axvline(0, color=palette.MUTED, linewidth=1)
+    for y, row in enumerate(frames.records(rows)):
+        value, low, high = (float(row[name]) for name in ("value", "low", "high"))
+        colour = _difference_colour(wording.verdict(value, low, high))
+        if frames.finite(low, high):
+            axes.plot([100 * low, 100 * high], [y, y], color=colour, linewidth=2.4)
+        marker = "D" if row["task"] == frames.MEAN else "o"
+        axes.plot([100 * value], [y], color=colour, marker=marker, markersize=7)
+    labels = ["mean of the tasks" if name == frames.MEAN else name for name in rows["task"]]
+    axes.set_yticks(range(len(rows)), labels)
+    axes.set_ylim(-0.6, max(0.6, len(rows) - 0.4))
+    axes.set_xlabel(f"adapted minus untouched at width {width} (points of 100)")
+    return figure
+
+
+def _difference_colour(verdict: str) -> str:
+    """Colour a claim; grey where nothing is shown."""
+    return {
+        wording.BETTER: palette.MODEL_COLOURS["adapted"],
+        wording.WORSE: palette.MODEL_COLOURS["reference"],
+    }.get(verdict, palette.MUTED)
+
+
+def eigen_spectrum(eigenspace: Bundle, shrinkage: Bundle) -> Figure:
+    """Draw the eigenvalues by rank and their cumulative share (docs/method.md, section 1)."""
+    table = frames.spectrum(eigenspace, shrinkage)
+    figure = _figure(3.2)
+    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+    for axes in (left, right):
+        _style(axes)
+        axes.set_xlabel("rank of the direction")
+    active, rest = table[table["active"]], table[~table["active"]]
+    shrunk = table[table["shrunk"]]
+    left.plot(
+        active["rank"],
+        active["eigenvalue"],
+        color=palette.MODEL_COLOURS["adapted"],
+        linewidth=2,
+        label=f"active ({len(active)})",
+    )
+    left.plot(
+        rest["rank"],
+        rest["eigenvalue"],
+        color=palette.MUTED,
+        linewidth=2,
+        label=f"not active ({len(rest)})",
+    )
+    left.plot(
+        shrunk["rank"],
+        shrunk["eigenvalue"],
+        linestyle="",
+        marker="x",
+        markersize=5,
+        color=palette.MODEL_COLOURS["reference"],
+        label=f"shrunk for a source ({len(shrunk)})",
+    )
+    left.set_yscale("log")
+    left.set_ylabel("eigenvalue (log)")
+    left.legend(frameon=False, labelcolor=palette.INK, loc="upper right")
+    right.plot(table["rank"], 100 * table["share"], color=palette.MUTED, linewidth=2)
+    if len(active):
+        right.axvline(len(active), color=palette.MODEL_COLOURS["adapted"], linewidth=1.4)
+    right.set_ylim(0, 103)
+    right.set_ylabel("cumulative share of variance (%)")
+    return figure
+
+
+def task_variance(geometry: pd.DataFrame) -> Figure | None:
+    """Draw the bias of every source before and after training; None if it was not measured."""
+    table = frames.source_bias(geometry)
+    if table.empty:
+        return None
+    table = table[::-1]
+    figure = _figure(0.9 + 0.34 * len(table))
+    axes = figure.add_subplot()
+    _style(axes, grid="x")
+    height = 0.38
+    for k, model in enumerate(table.columns):
+        place = np.arange(len(table)) + height * (0.5 - k) * (len(table.columns) > 1)
+        axes.barh(
+            place,
+            table[model],
+            height=height,
+            color=palette.MODEL_COLOURS[model],
+            label=palette.model_name(model),
+        )
+    axes.set_yticks(range(len(table)), [str(name) for name in table.index])
+    axes.set_xlabel("distance of the source's mean from the median source")
+    axes.legend(frameon=False, labelcolor=palette.INK, loc="lower right")
+    return figure
+
+
+def relation_map(vectors: Bundle, points: int, seed: int) -> Figure:
+    """Draw a sample of the relation vectors on two principal directions, coloured by source."""
+    table, shares = frames.relation_points(vectors, points, seed)
+    figure = _figure(4.6)
+    axes = figure.add_subplot()
+    _style(axes)
+    for k, name in enumerate(vectors.header["sources"]):
+        rows = table[table["source"] == name]
+        axes.scatter(
+            rows["x"],
+            rows["y"],
+            s=16,
+            color=palette.category(k),
+            alpha=0.75,
+            linewidths=0,
+            marker=palette.symbol(k, palette.STATIC_SYMBOLS),
+            label=str(name),
+        )
+    axes.set_xlabel(f"first direction ({100 * shares[0]:.1f} % of the variance)")
+    axes.set_ylabel(f"second direction ({100 * shares[1]:.1f} % of the variance)")
+    axes.legend(
+        frameon=False,
+        labelcolor=palette.INK,
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+        handletextpad=0.2,
+        markerscale=1.4,
+    )
+    return figure
+
+
+def loss_curves(history: pd.DataFrame) -> Figure | None:
+    """Draw every logged component by step on its own scale; None if nothing was trained."""
+    names = frames.loss_components(history)
+    if not names:
+        return None
+    rows = math.ceil(len(names) / _LOSS_COLUMNS)
+    figure = _figure(1.75 * rows + 0.2)
+    colour = palette.MODEL_COLOURS["adapted"]
+    for k, name in enumerate(names):
+        axes = figure.add_subplot(rows, _LOSS_COLUMNS, k + 1)
+        _style(axes)
+        series = frames.loss_series(history, name)
+        marker = "o" if len(series) == 1 else ""
+        axes.plot(series["step"], series["value"], color=colour, alpha=0.4, linewidth=1)
+        axes.plot(series["step"], series["smooth"], color=colour, linewidth=2, marker=marker)
+        axes.set_title(name, fontsize=9, loc="left", color=palette.INK)
+        axes.tick_params(labelsize=7.5)
+        axes.yaxis.offsetText.set(fontsize=7.5, color=palette.MUTED)
+        if k + _LOSS_COLUMNS >= len(names):
+            axes.set_xlabel("step", fontsize=8)
+    return figure
+
+
+def to_svg(figure: Figure, name: str, title: str) -> str:
+    """Turn a figure into an inline SVG that follows the colours of the page.
+
+    Args:
+        figure: A figure drawn with the colours of the palette.
+        name: Unique on the page; prefixes every id inside.
+        title: What a screen reader says.
+
+    Returns:
+        An ``<svg>`` element: transparent, text as text, colours as CSS variables.
+    """
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(
+            buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
+        )
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    # A style element inside an inline drawing would apply to the whole page.
+    svg = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg, flags=re.DOTALL)
+    svg = _ID.sub(lambda match: f"{match.group(1)}{name}-", svg)
+    for variable, light, _ in palette.CSS:
+        svg = svg.replace(light, f"var(--{variable})")
+    label = title.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+    return re.sub(
+        r'<svg ([^>]*?)width="[^"]*"',
+        lambda match: f'<svg role="img" aria-label="{label}" {match.group(1)}width="100%"',
+        re.sub(r'(<svg [^>]*?)\s+height="[^"]*"', r"\1", svg, count=1, flags=re.DOTALL),
+        count=1,
+        flags=re.DOTALL,
+    )
+
+
+def _figure(height: float, facecolor: str = "none") -> Figure:
+    """Make an empty figure of the common width (inches)."""
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained", facecolor=facecolor)
+    figure.set_layout_engine("constrained", h_pad=0.08, w_pad=0.06)
+    return figure
+
+
+def _style(axes: Axes, grid: str = "both") -> None:
+    """Quiet axes: no box, a light grid, muted ticks."""
+    axes.set_facecolor("none")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(palette.GRID)
+    axes.grid(axis=grid, color=palette.GRID, linewidth=0.7)  # type: ignore[arg-type]
+    axes.set_axisbelow(True)
+    axes.tick_params(which="both", color=palette.GRID, labelcolor=palette.INK, labelsize=9)
+    _labels(axes, [axes.xaxis.label, axes.yaxis.label])
+
+
+def _labels(axes: Axes, labels: Iterable[Any]) -> None:
+    """Colour the axis labels."""
+    for label in labels:
+        label.set_color(palette.INK)
+        label.set_fontsize(9.5)

@@ -1,0 +1,1 @@
+"""Moments, eigenspace, task variance, shrinkage, geometry and bootstrap (NumPy, float64)."""

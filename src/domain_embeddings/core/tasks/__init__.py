@@ -1,0 +1,1 @@
+"""Task specs, readers, curation, leakage and pair building."""

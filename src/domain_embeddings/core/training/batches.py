@@ -1,0 +1,151 @@
+"""From pairs to length-sorted chunks: tokenise once, pad little."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from domain_embeddings.core.encoders.batching import (
+    count_truncated,
+    length_sorted_chunks,
+    pad_rows,
+    tokenise,
+)
+from domain_embeddings.core.encoders.relations import pair_texts
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+Batch = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TokenisedPairs:
+    """Every text of the training pairs, tokenised once.
+
+    Args:
+        rows: Tokenised distinct texts.
+        anchor: Index into ``rows`` for each pair, shape (n,).
+        positive: Likewise.
+        negatives: Indices of each pair's mined negatives.
+        label: Class of the pair within its task, -1 where it has none, shape (n,).
+        task: Index of the pair's task, shape (n,).
+        truncated: Share of the texts of each task that are cut at the maximum length.
+    """
+
+    rows: list[dict[str, list[int]]]
+    anchor: np.ndarray
+    positive: np.ndarray
+    negatives: list[np.ndarray]
+    label: np.ndarray
+    task: np.ndarray
+    truncated: dict[str, float]
+
+
+def tokenise_pairs(
+    model: SentenceTransformer, pairs: pd.DataFrame, task_specs: Sequence[Mapping[str, Any]]
+) -> TokenisedPairs:
+    """Tokenise all texts of the pairs, each distinct text once.
+
+    Args:
+        model: Supplies tokenizer, maximum length and default prompts.
+        pairs: Training pairs.
+        task_specs: Task specifications, for prompts.
+
+    Returns:
+        Token rows and the indices that make pairs of them.
+    """
+    anchors, positives = pair_texts(pairs, task_specs, model.prompts)
+    lists = [list(values) for values in pairs["negatives"]]
+    lengths = np.array([len(values) for values in lists])
+    flat = pd.DataFrame(
+        {
+            "task": np.repeat(pairs["task"].to_numpy(), lengths),
+            "anchor": "",
+            "positive": [text for values in lists for text in values],
+        }
+    )
+    _, negatives = pair_texts(flat, task_specs, model.prompts)
+    codes, texts = pd.factorize(np.array(anchors + positives + negatives, dtype=object))
+    n = len(pairs)
+    # A class is identified together with its task, so that equal names never meet across tasks.
+    keys = (pairs["task"] + "\x1f" + pairs["label"]).where(pairs["label"].notna())
+    return TokenisedPairs(
+        rows=tokenise(model, list(texts)),
+        anchor=codes[:n],
+        positive=codes[n : 2 * n],
+        negatives=np.split(codes[2 * n :], np.cumsum(lengths)[:-1]) if n else [],
+        label=pd.factorize(keys)[0],
+        task=pd.factorize(pairs["task"], sort=True)[0],
+        truncated=_truncated(model, pairs["task"], anchors, positives),
+    )
+
+
+def _truncated(
+    model: SentenceTransformer, tasks: pd.Series, anchors: list[str], positives: list[str]
+) -> dict[str, float]:
+    """Return the share of truncated texts by task."""
+    names = tasks.to_numpy()
+    shares = {}
+    for name in np.unique(names):
+        rows = np.flatnonzero(names == name)
+        texts = [side[i] for side in (anchors, positives) for i in rows]
+        shares[str(name)] = count_truncated(model, texts) / len(texts)
+    return shares
+
+
+@dataclass
+class PairCollator:
+    """Turn pair ids into one batch of length-sorted chunks.
+
+    The order of texts is anchors, positives, negatives; ``order`` maps it to the chunks.
+
+    Args:
+        model: Supplies the padding rule of its tokenizer.
+        pairs: Tokenised pairs.
+        chunks: Largest number of chunks.
+        tokens: Real and padded tokens seen so far, for the padding ratio of the report.
+    """
+
+    model: SentenceTransformer
+    pairs: TokenisedPairs
+    chunks: int
+    tokens: dict[str, int] = field(default_factory=lambda: {"real": 0, "padded": 0})
+    valid_label_columns: list[str] = field(default_factory=list)
+
+    def __call__(self, features: list[dict[str, Any]]) -> Batch:
+        """Collate.
+
+        Args:
+            features: Rows with the key ``pair_id``.
+
+        Returns:
+            ``chunks`` (list of padded inputs), ``inverse`` (n_texts,) that restores the order of
+            texts from the concatenated chunks, ``pair_id`` (B,), and the ids that the
+            false-negative mask compares: ``text_id`` (n_texts,), ``label`` (B,), ``task`` (B,).
+        """
+        ids = np.array([feature["pair_id"] for feature in features])
+        negatives = [self.pairs.negatives[i] for i in ids]
+        texts = np.concatenate([self.pairs.anchor[ids], self.pairs.positive[ids], *negatives])
+        rows = [self.pairs.rows[i] for i in texts]
+        lengths = np.array([len(row["input_ids"]) for row in rows])
+        index = length_sorted_chunks(lengths, self.chunks)
+        self.tokens["real"] += int(lengths.sum())
+        self.tokens["padded"] += sum(len(part) * int(lengths[part].max()) for part in index)
+        return {
+            "chunks": [pad_rows(self.model, [rows[i] for i in part]) for part in index],
+            "inverse": torch.from_numpy(np.argsort(np.concatenate(index))),
+            "pair_id": torch.from_numpy(ids),
+            "text_id": torch.from_numpy(texts),
+            "label": torch.from_numpy(self.pairs.label[ids]),
+            "task": torch.from_numpy(self.pairs.task[ids]),
+        }
+
+    def padding_ratio(self) -> float:
+        """Return padded over real tokens of all batches so far."""
+        return self.tokens["padded"] / max(1, self.tokens["real"])

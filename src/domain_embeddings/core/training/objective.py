@@ -1,0 +1,222 @@
+"""The training objective: one forward pass, named loss components, one sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from domain_embeddings.core.encoders.rotation import find_rotation
+from domain_embeddings.core.errors import ParameterError
+from domain_embeddings.core.losses.alignment import AlignmentLoss
+from domain_embeddings.core.losses.info_nce import false_negative_mask, nested_info_nce
+from domain_embeddings.core.losses.nesting import full_precision
+from domain_embeddings.core.losses.reze import RezeLoss
+from domain_embeddings.core.training.batches import Batch
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from domain_embeddings.core.bundle import Bundle
+    from domain_embeddings.parameters import TrainingParameters
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a method consists of.
+
+    Args:
+        nested: Main loss on every width; else at full width only.
+        mic: Soft collapse and spectral isotropy join.
+        reze: The distance to the shrunk reference relation joins.
+    """
+
+    nested: bool
+    mic: bool = False
+    reze: bool = False
+
+
+def recipe(parameters: TrainingParameters) -> Recipe:
+    """Return what ``training.method`` stands for (docs/method.md, section 5)."""
+    return {
+        "plain": Recipe(nested=False),
+        "mrl": Recipe(nested=True),
+        "mic": Recipe(nested=True, mic=True),
+        "reze": Recipe(nested=parameters.reze_main == "nested", reze=True),
+        "reze_mic": Recipe(nested=True, mic=True, reze=True),
+    }[parameters.method]
+
+
+def layer_indices(layers: str | Sequence[int], count: int) -> list[int]:
+    """Translate ``training.layers`` into layer numbers, 1 for the first layer.
+
+    Args:
+        layers: ``middle`` (the middle third, both ends included), ``last``, ``all``, or numbers.
+        count: Number of layers of the model.
+
+    Returns:
+        Layer numbers.
+
+    Raises:
+        ParameterError: If a number is beyond the last layer.
+    """
+    if isinstance(layers, str):
+        middle = list(range(max(1, count // 3), max(1, 2 * count // 3) + 1))
+        return {"middle": middle, "last": [count], "all": list(range(1, count + 1))}[layers]
+    beyond = [layer for layer in layers if not 1 <= layer <= count]
+    if beyond:
+        msg = f"training.layers: {beyond} not in the model; allowed: 1 to {count}"
+        raise ParameterError(msg)
+    return list(layers)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What one forward pass gives.
+
+    Args:
+        embeddings: Shape (n_texts, d), in the order of the batch's texts.
+        hidden_states: Per chosen layer, the hidden states of every chunk, each (b, L, d).
+        masks: Attention mask of every chunk, each (b, L).
+    """
+
+    embeddings: Tensor
+    hidden_states: list[list[Tensor]]
+    masks: list[Tensor]
+
+
+def forward_chunks(
+    model: nn.Module, batch: Batch, layers: Sequence[int], last: int, rotation: Tensor | None
+) -> Outputs:
+    """Run all texts of a batch through the model once, chunk by chunk.
+
+    Args:
+        model: The encoder, possibly wrapped for distributed training.
+        batch: A batch of `PairCollator`.
+        layers: Layers whose hidden states are wanted, 1 for the first.
+        last: Number of the last layer; its states need no extra memory.
+        rotation: U^T of shape (d, d) to bring hidden states into the basis of the embeddings.
+
+    Returns:
+        Embeddings in text order and hidden states in chunk order.
+    """
+    embeddings, masks = [], []
+    hidden: list[list[Tensor]] = [[] for _ in layers]
+    for chunk in batch["chunks"]:
+        features = model(dict(chunk))
+        embeddings.append(features["sentence_embedding"])
+        masks.append(chunk["attention_mask"])
+        for states, layer in zip(hidden, layers, strict=True):
+            source = (
+                features["token_embeddings"]
+                if layer == last
+                else features["all_layer_embeddings"][layer]
+            )
+            states.append(source if rotation is None else full_precision(source) @ rotation)
+    return Outputs(torch.cat(embeddings)[batch["inverse"]], hidden, masks)
+
+
+class Objective(nn.Module):
+    """L_total = L_info_nce + gamma * L_align + alpha * L_reze, every component by name.
+
+    Args:
+        model: The encoder that is trained.
+        widths: Nested widths, the last one the full width.
+        parameters: Method, weights and options.
+        relation_vectors: Reference relation vectors, row k for pair k; read as they are needed.
+        shrinkage: REZE's offline result; only needed by methods with REZE.
+
+    Source:
+        docs/method.md, sections 2 to 5.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        widths: Sequence[int],
+        parameters: TrainingParameters,
+        relation_vectors: Bundle,
+        shrinkage: Bundle,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.recipe = recipe(parameters)
+        self.gamma, self.alpha = parameters.gamma, parameters.alpha
+        self.temperature = parameters.temperature
+        width = widths[-1]
+        self.widths = tuple(widths) if self.recipe.nested else (width,)
+        self.weights = parameters.width_weights if self.recipe.nested else None
+        self.last = int(model[0].auto_model.config.num_hidden_layers)
+        self.layers: list[int] = []
+        if self.recipe.mic and self.gamma > 0:
+            self.layers = layer_indices(parameters.layers, self.last)
+            self.alignment = AlignmentLoss(
+                widths,
+                tau=parameters.tau,
+                lambda_corr=parameters.lambda_corr,
+                lambda_var=parameters.lambda_var,
+            )
+        if self.recipe.reze and self.alpha > 0:
+            nested = list(widths) if parameters.reze_dims == "nested" else None
+            self.reze = RezeLoss(shrinkage, nested)
+            self.vectors = relation_vectors["vectors"]
+            self.source = relation_vectors["source"]
+        rotation = find_rotation(model)
+        self.rotation = None if rotation is None else rotation.linear.weight.detach().T
+
+    def needs_all_layers(self) -> bool:
+        """Say whether hidden states before the last layer are looked at."""
+        return any(layer != self.last for layer in self.layers)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the total loss and its components.
+
+        Args:
+            batch: A batch of `PairCollator`.
+
+        Returns:
+            The scalar to minimise, and unweighted fp32 components without gradient, with the
+            number of masked candidates among them.
+        """
+        outputs = forward_chunks(self.model, batch, self.layers, self.last, self.rotation)
+        rows = len(batch["pair_id"])
+        ids = batch["text_id"]
+        mask, masked = false_negative_mask(
+            ids[:rows],
+            ids[rows : 2 * rows],
+            labels=batch["label"],
+            task_ids=batch["task"],
+            negative_ids=ids[2 * rows :],
+        )
+        anchors, candidates = outputs.embeddings[:rows], outputs.embeddings[rows:]
+        total, _ = nested_info_nce(
+            anchors,
+            candidates,
+            self.widths,
+            weights=self.weights,
+            temperature=self.temperature,
+            mask=mask,
+        )
+        components = {"info_nce": total, "masked_negatives": masked.float()}
+        if self.layers:
+            align, parts = self.alignment(outputs.hidden_states, outputs.masks)
+            total = total + self.gamma * align
+            components.update(align=align, **parts)
+        if hasattr(self, "reze"):
+            r0, source = self._reference(batch["pair_id"])
+            distance = self.reze(anchors, candidates[:rows], r0, source)
+            total = total + self.alpha * distance
+            components["reze"] = distance
+        return total, {"loss": total.detach(), **{k: v.detach() for k, v in components.items()}}
+
+    def _reference(self, pair_id: Tensor) -> tuple[Tensor, Tensor]:
+        """Read the reference relation vectors and sources of a batch."""
+        rows = pair_id.cpu().numpy()
+        vectors: Any = np.asarray(self.vectors[rows], dtype=np.float32)
+        source = np.asarray(self.source[rows], dtype=np.int64)
+        device = pair_id.device
+        return torch.from_numpy(vectors).to(device), torch.from_numpy(source).to(device)

@@ -1,0 +1,286 @@
+"""From pairs and a reference model to an adapted model."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import resource
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from datasets import Dataset
+from sentence_transformers import SentenceTransformerTrainingArguments
+
+from domain_embeddings.core.bundle import Bundle, require_same
+from domain_embeddings.core.encoders.batching import encode
+from domain_embeddings.core.encoders.loading import describe
+from domain_embeddings.core.encoders.relations import pair_table_hash, pair_texts
+from domain_embeddings.core.encoders.rotation import fit_rotation, rotate_model
+from domain_embeddings.core.encoders.widths import nested_widths
+from domain_embeddings.core.errors import ParameterError
+from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
+from domain_embeddings.core.training.objective import Objective
+from domain_embeddings.core.training.trainer import HISTORY_COLUMNS, PairTrainer
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+    from domain_embeddings.parameters import TrainingParameters
+
+logger = logging.getLogger(__name__)
+
+PROVENANCE_KEYS = ("model", "weight_hash", "pooling", "prompts", "max_length", "width")
+ROTATION_TEXTS = 4_000
+
+
+def train(  # noqa: PLR0913 - one argument per catalog entry
+    reference_model: SentenceTransformer,
+    pairs: pd.DataFrame,
+    task_specs: Sequence[Mapping[str, Any]],
+    relation_vectors: Bundle,
+    shrinkage: Bundle,
+    *,
+    parameters: TrainingParameters,
+    widths: Sequence[int],
+    seed: int,
+) -> tuple[SentenceTransformer, pd.DataFrame, dict[str, Any]]:
+    """Train the chosen method.
+
+    Args:
+        reference_model: The untouched model; stays untouched.
+        pairs: Training pairs, row k with pair_id k.
+        task_specs: Task specifications, for prompts and weights.
+        relation_vectors: Reference relation vectors of exactly these pairs and this model.
+        shrinkage: REZE's offline result on these relation vectors.
+        parameters: Parameters of the section ``training``.
+        widths: Nested widths; the model's full width joins if it is missing.
+        seed: Seeds sampling and dropout.
+
+    Returns:
+        The adapted model, the history of all components, and a report of facts and costs.
+
+    Raises:
+        ProvenanceError: If vectors or shrinkage belong to another model or pair table.
+        ParameterError: If a parameter does not fit the model or the data.
+        TrainingError: If a loss is not finite.
+    """
+    header = {**describe(reference_model), "pair_table_hash": pair_table_hash(pairs)}
+    keys = (*PROVENANCE_KEYS, "pair_table_hash")
+    require_same(header, relation_vectors.header, keys)
+    require_same(header, shrinkage.header, keys)
+    nested = nested_widths(widths, header["width"])
+    model = _copy(reference_model)
+    model.trained_widths = nested if parameters.method not in ("reference", "plain") else []
+    if parameters.method == "reference":
+        return model, pd.DataFrame(columns=HISTORY_COLUMNS), {"method": "reference", "steps": 0}
+    if len(pairs) < parameters.batch_size:
+        msg = (
+            f"training.batch_size: {parameters.batch_size} is more than the {len(pairs)} training "
+            f"pairs; allowed: 2 to {len(pairs)}"
+        )
+        raise ParameterError(msg)
+    if parameters.rotation.when in ("init", "both"):
+        relation_vectors, shrinkage = _rotate_start(model, relation_vectors, shrinkage)
+    trainer, collator = _trainer(
+        model, pairs, task_specs, relation_vectors, shrinkage, parameters, nested, seed
+    )
+    costs = _run(trainer, model)
+    if parameters.rotation.when in ("final", "both"):
+        _rotate_end(model, pairs, task_specs, parameters, seed)
+    report = {
+        "method": parameters.method,
+        "widths": nested,
+        "pairs": len(pairs),
+        "batch_size": parameters.batch_size,
+        "steps": parameters.steps,
+        "epochs": parameters.steps * parameters.batch_size / len(pairs),
+        "seed": seed,
+        **costs,
+        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "precision": "bf16" if trainer.args.bf16 else "fp32",
+        "device": str(model.device),
+        "chunks": parameters.chunks,
+        "masked_negatives": _mean_of(trainer.history, "masked_negatives"),
+        "padding_ratio": collator.padding_ratio(),
+        "truncated": collator.pairs.truncated,
+        "note": shrinkage.header.get("note", ""),
+    }
+    return model.eval(), trainer.history_frame(), report
+
+
+def _mean_of(history: list[dict[str, Any]], component: str) -> float:
+    """Return the mean of one component over all logging steps."""
+    return float(np.mean([row["value"] for row in history if row["component"] == component]))
+
+
+def _copy(reference: SentenceTransformer) -> SentenceTransformer:
+    """Copy a model together with where it came from."""
+    model = copy.deepcopy(reference)
+    model.provenance = dict(getattr(reference, "provenance", {}))
+    return model
+
+
+def _trainer(  # noqa: PLR0913, PLR0917 - everything that training depends on
+    model: SentenceTransformer,
+    pairs: pd.DataFrame,
+    task_specs: Sequence[Mapping[str, Any]],
+    relation_vectors: Bundle,
+    shrinkage: Bundle,
+    parameters: TrainingParameters,
+    widths: list[int],
+    seed: int,
+) -> tuple[PairTrainer, PairCollator]:
+    """Assemble objective, collator and trainer."""
+    tokenised = tokenise_pairs(model, pairs, task_specs)
+    _require_untruncated(tokenised.truncated, parameters.max_truncated)
+    collator = PairCollator(model, tokenised, parameters.chunks)
+    objective = Objective(model, widths, parameters, relation_vectors, shrinkage)
+    ids = weighted_ids(pairs["task"], task_specs, seed)
+    trainer = PairTrainer(
+        model=model,
+        args=training_arguments(parameters, seed),
+        train_dataset=Dataset.from_dict({"pair_id": ids}),
+        loss=objective,
+        data_collator=collator,
+    )
+    return trainer, collator
+
+
+def training_arguments(
+    parameters: TrainingParameters, seed: int
+) -> SentenceTransformerTrainingArguments:
+    """Translate the section ``training`` for the trainer."""
+    device = resolve_device(parameters.device)
+    return SentenceTransformerTrainingArguments(
+        output_dir=tempfile.mkdtemp(prefix="domain_embeddings_"),
+        max_steps=parameters.steps,
+        per_device_train_batch_size=parameters.batch_size,
+        learning_rate=parameters.learning_rate,
+        weight_decay=parameters.weight_decay,
+        warmup_steps=round(parameters.warmup_ratio * parameters.steps),
+        lr_scheduler_type={"constant": "constant_with_warmup"}.get(
+            parameters.scheduler, parameters.scheduler
+        ),
+        bf16=use_bf16(parameters.precision, device),
+        use_cpu=device == "cpu",
+        dataloader_drop_last=True,
+        dataloader_pin_memory=device != "cpu",
+        logging_steps=parameters.logging_steps,
+        logging_nan_inf_filter=False,
+        save_strategy="no",
+        report_to="none",
+        seed=seed,
+        data_seed=seed,
+    )
+
+
+def resolve_device(device: str) -> str:
+    """Return the torch device type that ``auto`` stands for."""
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def use_bf16(precision: str, device: str) -> bool:
+    """Say whether to train under bf16 autocast; ``auto`` asks the hardware."""
+    if precision != "auto":
+        return precision == "bf16"
+    if device == "cuda":
+        return torch.cuda.is_bf16_supported()
+    # Without these instructions bf16 on a CPU is emulated and slower than fp32.
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def weighted_ids(
+    tasks: pd.Series, task_specs: Sequence[Mapping[str, Any]], seed: int
+) -> np.ndarray:
+    """Repeat or thin out pairs by the weight of their task.
+
+    Args:
+        tasks: Task of each pair.
+        task_specs: Specifications with ``name`` and ``weight``; weight 1 leaves a task as it is.
+        seed: Chooses the pairs that a fractional weight keeps.
+
+    Returns:
+        Pair ids of one epoch, in ascending order.
+    """
+    weights = {spec["name"]: float(spec.get("weight") or 1.0) for spec in task_specs}
+    rng = np.random.default_rng(seed)
+    expected = tasks.map(weights).fillna(1.0).to_numpy()
+    whole = np.floor(expected).astype(int)
+    counts = whole + (rng.random(len(tasks)) < expected - whole)
+    return np.repeat(np.arange(len(tasks)), counts)
+
+
+def _require_untruncated(truncated: Mapping[str, float], allowed: float) -> None:
+    """Refuse to train on texts that lose more tokens than the user accepts."""
+    above = {name: share for name, share in truncated.items() if share > allowed}
+    if above:
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in above.items())
+        msg = (
+            f"training.max_truncated: {shares} of the texts are cut, {allowed:.1%} is allowed; "
+            "raise reference_model.max_length or training.max_truncated"
+        )
+        raise ParameterError(msg)
+
+
+def _run(trainer: PairTrainer, model: SentenceTransformer) -> dict[str, float]:
+    """Train, and leave the model as it was configured whatever happens."""
+    config = model[0].auto_model.config
+    before = config.output_hidden_states
+    config.output_hidden_states = trainer.loss.needs_all_layers()
+    try:
+        metrics = trainer.train().metrics
+    finally:
+        config.output_hidden_states = before
+    return {
+        "train_seconds": metrics["train_runtime"],
+        "pairs_per_s": metrics["train_samples_per_second"],
+    }
+
+
+def _rotate_start(
+    model: SentenceTransformer, relation_vectors: Bundle, shrinkage: Bundle
+) -> tuple[Bundle, Bundle]:
+    """Train in the basis of the reference's own domain embeddings.
+
+    Stored relation vectors and the shrinkage move into the same basis: an uncentred rotation U of
+    both halves turns r into r blockdiag(U, U), so nothing has to be encoded or estimated again.
+    """
+    vectors = relation_vectors["vectors"]
+    rows = np.linspace(0, len(vectors) - 1, min(len(vectors), ROTATION_TEXTS)).astype(int)
+    width = vectors.shape[1] // 2
+    sample = np.asarray(vectors[rows], dtype=np.float64).reshape(-1, width)
+    basis, mean = fit_rotation(sample, centre=False)
+    rotate_model(model, basis, mean)
+    both = np.kron(np.eye(2), basis)
+    rotated = (np.asarray(vectors, dtype=np.float32) @ both.astype(np.float32)).astype(np.float32)
+    return (
+        Bundle({**relation_vectors.arrays, "vectors": rotated}, relation_vectors.header),
+        Bundle(
+            {
+                **shrinkage.arrays,
+                "basis": both.T @ shrinkage["basis"],
+                "mean": shrinkage["mean"] @ both,
+            },
+            shrinkage.header,
+        ),
+    )
+
+
+def _rotate_end(
+    model: SentenceTransformer,
+    pairs: pd.DataFrame,
+    task_specs: Sequence[Mapping[str, Any]],
+    parameters: TrainingParameters,
+    seed: int,
+) -> None:
+    """Rotate the trained model into the basis of its own embeddings of training text."""
+    sample = pairs.sample(min(len(pairs), ROTATION_TEXTS // 2), random_state=seed)
+    anchors, positives = pair_texts(sample, task_specs, model.prompts)
+    embeddings = encode(model, anchors + positives, label="rotation")
+    rotate_model(model, *fit_rotation(embeddings, centre=parameters.rotation.centre))

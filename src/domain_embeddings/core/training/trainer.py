@@ -1,0 +1,89 @@
+"""sentence-transformers' trainer, told how to read our batches and to keep every component."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import torch
+from sentence_transformers import SentenceTransformerTrainer
+from torch import Tensor
+
+from domain_embeddings.core.errors import UserError
+from domain_embeddings.core.training.batches import Batch
+
+HISTORY_COLUMNS = ["step", "epoch", "component", "value"]
+KEPT_LOGS = ("learning_rate", "grad_norm")
+
+
+class TrainingError(UserError):
+    """Training cannot go on, for example because a loss is no longer a number."""
+
+
+class PairTrainer(SentenceTransformerTrainer):
+    """Train an `Objective` on batches of `PairCollator`.
+
+    Attributes:
+        history: Rows of step, epoch, component and value, averaged between two logging steps, in
+            full precision.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.history: list[dict[str, Any]] = []
+        self._sums: dict[str, Tensor] = {}
+        self._count = 0
+        super().__init__(*args, **kwargs)
+
+    def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
+        """Skip the automatic card: the report writes one with measured figures."""
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: Batch,
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Return the total loss of a batch and keep its components.
+
+        Raises:
+            TrainingError: If a component is not finite; names it, the step and the pairs.
+        """
+        objective = self.loss
+        if model is self.model_wrapped and objective.model is not model:
+            objective = self.override_model_in_loss(objective, model)
+        total, components = objective(inputs)
+        self._require_finite(components, inputs)
+        for name, value in components.items():
+            self._sums[name] = self._sums.get(name, torch.zeros_like(value)) + value
+        self._count += 1
+        return (total, {}) if return_outputs else total
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the mean of every component since the last log."""
+        if self._count:
+            means = {name: (value / self._count).item() for name, value in self._sums.items()}
+            self._sums, self._count = {}, 0
+            means |= {name: float(logs[name]) for name in KEPT_LOGS if name in logs}
+            step, epoch = self.state.global_step, float(self.state.epoch or 0.0)
+            self.history += [
+                {"step": step, "epoch": epoch, "component": name, "value": value}
+                for name, value in means.items()
+            ]
+        super().log(logs, start_time)
+
+    def history_frame(self) -> pd.DataFrame:
+        """Return the history as a tidy frame."""
+        return pd.DataFrame(self.history, columns=HISTORY_COLUMNS)
+
+    def _require_finite(self, components: dict[str, Tensor], inputs: Batch) -> None:
+        values = torch.stack(list(components.values()))
+        if bool(torch.isfinite(values).all()):
+            return
+        bad = [name for name, value in components.items() if not bool(torch.isfinite(value))]
+        msg = (
+            f"Training stopped at step {self.state.global_step + 1}: {', '.join(bad)} not finite. "
+            f"Pairs of the batch (pair_id): {inputs['pair_id'].tolist()}. Lower "
+            "training.learning_rate, or set training.precision to fp32."
+        )
+        raise TrainingError(msg)

@@ -1,0 +1,1 @@
+"""Catalog data sets that the ecosystem lacks."""

@@ -1,0 +1,332 @@
+"""What happens around a run: parameters are checked, figures are tracked, the answer is printed."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from kedro.framework.context import KedroContext
+from kedro.framework.hooks import hook_impl
+from kedro.io import AbstractVersionedDataset, CatalogProtocol
+from kedro.pipeline import Pipeline
+
+from domain_embeddings.core.errors import ParameterError, user_error
+from domain_embeddings.parameters import Parameters, check_parameters
+
+logger = logging.getLogger(__name__)
+
+MEBIBYTE_PER_KIB = 1 / 1024
+MAX_TAG = 5_000
+PLOTS = (
+    "quality_by_dimension",
+    "eigen_spectrum",
+    "task_variance_plot",
+    "relation_map",
+    "loss_curves",
+)
+ARTIFACTS = (
+    *PLOTS,
+    "ingestion_report",
+    "curation_report",
+    "leakage_report",
+    "pairing_report",
+    "training_report",
+    "training_history",
+    "truncation_scores",
+    "geometry_scores",
+    "width_recommendation",
+    "adaptation_report",
+    "model_card",
+)
+
+
+def _kedro_mlflow_hook() -> Any:
+    """Return kedro-mlflow's hook, without the advice MLflow gives to its own subclasses."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        from kedro_mlflow.framework.hooks.mlflow_hook import MlflowHook
+
+    return MlflowHook()
+
+
+def peak_memory_mib() -> float:
+    """Return the largest resident size of this process so far, in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1024**2 if sys.platform == "darwin" else peak * MEBIBYTE_PER_KIB
+
+
+class ParametersHook:
+    """Check all parameters together, before the first node and with all errors at once."""
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Validate the merged parameters.
+
+        Raises:
+            ParameterError: Listing every offending key.
+        """
+        self.parameters = check_parameters(dict(context.config_loader["parameters"]))
+
+    @hook_impl
+    def before_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+        """Refuse widths that the reference model does not have.
+
+        Raises:
+            ParameterError: Naming the key and the largest allowed width.
+        """
+        if "reference_model" not in pipeline.inputs():
+            return
+        model_width = catalog.get("reference_model").width()
+        widest = self.parameters.widths[-1]
+        if model_width is not None and widest > model_width:
+            msg = f"widths: {widest} is wider than the model; allowed: 1 to {model_width}"
+            raise ParameterError(msg)
+
+
+class TrackingHook:
+    """One MLflow run per `kedro run`, with everything a person would compare runs by.
+
+    kedro-mlflow opens and closes the run; it is called from here, not registered as a plugin,
+    because it would log a typed parameter section as one long string; parameters are logged flat
+    instead. A tracking server that is down costs the tracking of a figure and a warning, never
+    the figure itself: all of them are catalog entries.
+    """
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Set MLflow up and keep the raw parameters."""
+        self._mlflow = _kedro_mlflow_hook()
+        self._raw_parameters = dict(context.config_loader["parameters"])
+        self._mlflow.after_context_created(context)
+
+    @hook_impl
+    def before_pipeline_run(
+        self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol
+    ) -> None:
+        """Open the run and log parameters, versions and the commit."""
+        self._started = time.monotonic()
+        self._catalog = catalog
+        self._mlflow.before_pipeline_run(run_params, pipeline, catalog)
+        parameters = Parameters.model_validate(self._raw_parameters)
+        self._track(_log_parameters, parameters.model_dump(mode="json"), run_params)
+
+    @hook_impl
+    def after_dataset_loaded(self, dataset_name: str) -> None:
+        """Record which version of an entry was loaded."""
+        version = self._version(dataset_name, "resolve_load_version")
+        if version:
+            self._track(_set_tag, f"loaded.{dataset_name}", version)
+
+    @hook_impl
+    def after_dataset_saved(self, dataset_name: str, data: Any) -> None:
+        """Record the saved version, and the figures and artifacts of the entries that have some."""
+        version = self._version(dataset_name, "resolve_save_version")
+        if version:
+            self._track(_set_tag, f"saved.{dataset_name}", version)
+        log = METRICS.get(dataset_name)
+        if log is not None:
+            self._track(_log_metrics, list(log(data)))
+        if dataset_name in ARTIFACTS:
+            self._track(_log_artifact, self._path(dataset_name))
+
+    @hook_impl
+    def after_pipeline_run(
+        self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol
+    ) -> None:
+        """Log what the run cost and close it."""
+        cost = [
+            ("wall_seconds", time.monotonic() - self._started, 0),
+            ("peak_memory_mib", peak_memory_mib(), 0),
+        ]
+        self._track(_log_metrics, cost)
+        self._mlflow.after_pipeline_run(run_params, pipeline, catalog)
+
+    @hook_impl
+    def on_pipeline_error(
+        self,
+        error: Exception,
+        run_params: dict[str, Any],
+        pipeline: Pipeline,
+        catalog: CatalogProtocol,
+    ) -> None:
+        """Leave the run FAILED, with the reason as a tag."""
+        self._track(_set_tag, "error", str(user_error(error) or error)[:MAX_TAG])
+        self._mlflow.on_pipeline_error(error, run_params, pipeline, catalog)
+
+    def _track(self, function: Any, *arguments: Any) -> None:
+        """Call an MLflow function; a failing server is worth a warning, never the run."""
+        if not self._mlflow._is_mlflow_enabled:
+            return
+        from mlflow.exceptions import MlflowException
+
+        try:
+            function(*arguments)
+        except (MlflowException, OSError) as error:
+            logger.warning("MLflow did not take %s: %s", function.__name__.lstrip("_"), error)
+
+    def _version(self, name: str, resolve: str) -> str | None:
+        dataset = self._catalog.get(name) if name in self._catalog else None
+        if isinstance(dataset, AbstractVersionedDataset):
+            version: str | None = getattr(dataset, resolve)()
+            return version
+        return None
+
+    def _path(self, name: str) -> Path:
+        dataset = self._catalog.get(name)
+        return Path(str(dataset._get_versioned_path(dataset.resolve_save_version())))
+
+
+class SummaryHook:
+    """End a run with its answer, and with where to look further."""
+
+    @hook_impl
+    def before_pipeline_run(self, catalog: CatalogProtocol) -> None:
+        """Start without an answer."""
+        self._catalog = catalog
+        self._answer: dict[str, Any] | None = None
+
+    @hook_impl
+    def after_dataset_saved(self, dataset_name: str, data: Any) -> None:
+        """Keep the recommendation."""
+        if dataset_name == "width_recommendation":
+            self._answer = data
+
+    @hook_impl
+    def after_pipeline_run(self) -> None:
+        """Print the closing table and the places of report, model and UI."""
+        if self._answer is None:
+            return
+        from domain_embeddings.core.reporting.console import render
+
+        report, model = (self._latest(name) for name in ("adaptation_report", "adapted_model"))
+        sys.stdout.write(
+            f"\n{render(self._answer)}\n"
+            f"\nreport  {report}\nmodel   {model}\n"
+            "runs    make ui    (MLflow on http://127.0.0.1:5000)\n"
+            "lineage make viz\n"
+        )
+
+    def _latest(self, name: str) -> str:
+        dataset = self._catalog.get(name)
+        return str(dataset._get_load_path())
+
+
+Metric = tuple[str, float, int]
+
+
+def score_metrics(scores: pd.DataFrame) -> Iterator[Metric]:
+    """Yield scores both as one metric per width and as one metric whose step is the width.
+
+    Args:
+        scores: `truncation_scores`.
+
+    Yields:
+        Name, value and step. The series lets the MLflow UI overlay quality by width of many runs.
+    """
+    main = scores[scores["main"]]
+    for row in main.itertuples():
+        stem = row.model if row.transform == "none" else f"{row.model}_{row.transform}"
+        yield f"{stem}.{row.task}.by_width", row.value, row.width
+        if row.task == "mean" and row.model == "adapted" and row.transform == "none":
+            yield f"score_dim_{row.width}", row.value, 0
+
+
+def history_metrics(history: pd.DataFrame) -> Iterator[Metric]:
+    """Yield every component of the training history at its step."""
+    for row in history.itertuples():
+        yield f"train.{row.component}", row.value, row.step
+
+
+def geometry_metrics(geometry: pd.DataFrame) -> Iterator[Metric]:
+    """Yield geometry measures over all sources, with the width as step."""
+    for row in geometry[geometry["source"] == "all"].itertuples():
+        yield f"geometry.{row.model}.{row.measure}", row.value, row.width
+
+
+def report_metrics(report: Mapping[str, Any]) -> Iterator[Metric]:
+    """Yield the figures of the training report."""
+    for key, value in report.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"training.{key}", float(value), 0
+
+
+METRICS = {
+    "truncation_scores": score_metrics,
+    "training_history": history_metrics,
+    "geometry_scores": geometry_metrics,
+    "training_report": report_metrics,
+}
+
+
+def flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested parameters as one level with dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _log_parameters(parameters: dict[str, Any], run_params: dict[str, Any]) -> None:
+    import mlflow
+
+    mlflow.log_params(flatten(parameters))
+    mlflow.set_tags({"git_commit": _commit(Path(run_params["project_path"])), **_versions()})
+
+
+def _log_metrics(metrics: list[Metric]) -> None:
+    """Log all figures of an entry in few requests."""
+    import mlflow
+    from mlflow.entities import Metric as MlflowMetric
+
+    run = mlflow.active_run()
+    now = int(time.time() * 1000)
+    finite = [m for m in metrics if pd.notna(m[1])]
+    batch = 1_000
+    for start in range(0, len(finite), batch):
+        mlflow.MlflowClient().log_batch(
+            run.info.run_id,
+            metrics=[
+                MlflowMetric(name, float(value), now, int(step))
+                for name, value, step in finite[start : start + batch]
+            ],
+        )
+
+
+def _log_artifact(path: Path) -> None:
+    import mlflow
+
+    mlflow.log_artifact(str(path))
+
+
+def _set_tag(name: str, value: str) -> None:
+    import mlflow
+
+    mlflow.set_tag(name, value)
+
+
+def _commit(project: Path) -> str:
+    """Return the commit of the project, with a mark if files differ from it; 'none' outside git."""
+    command = ["git", "-C", str(project), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    except FileNotFoundError:
+        return "none"
+    return result.stdout.strip() or "none"
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import version
+
+    names = ("torch", "transformers", "sentence-transformers", "mteb", "kedro")
+    return {f"version.{name}": version(name) for name in names}

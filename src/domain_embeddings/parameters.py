@@ -1,0 +1,192 @@
+"""Every parameter of every stage, typed, bounded and checked together before the first node runs.
+
+The models mirror ``conf/base/parameters``: one class per file. Unknown keys are refused, so a
+misspelt ``--params`` never passes silently.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from domain_embeddings.core.errors import ParameterError
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+NonNegative = Annotated[float, Field(ge=0.0)]
+Count = Annotated[int, Field(ge=1)]
+
+METHODS = ("reference", "plain", "mrl", "mic", "reze", "reze_mic")
+Method = Literal["reference", "plain", "mrl", "mic", "reze", "reze_mic"]
+
+
+class Section(BaseModel):
+    """A group of parameters: immutable, unknown keys forbidden."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CurationParameters(Section):
+    """Cleaning, leakage policy and pair building."""
+
+    leakage: Literal["stop", "drop", "allow"] = "stop"
+    max_pairs_per_task: Count | None = None
+    min_characters: Count = 1
+
+
+class RelationsParameters(Section):
+    """How relation vectors are encoded and stored."""
+
+    batch_tokens: Count = 16_384
+    dtype: Literal["float32", "float16"] = "float32"
+
+
+class RezeParameters(Section):
+    """Eigenspace, task variance and soft shrinkage (docs/method.md, section 1)."""
+
+    rho: Annotated[float, Field(gt=0.0, le=1.0)] = 0.99
+    gamma: NonNegative = 1.0
+    eta: Fraction = 0.7
+    shrinkage: Literal["translate", "scale", "printed"] = "translate"
+    eps: Positive = 1e-8
+    block_rows: Count = 8_192
+
+
+class RotationParameters(Section):
+    """Prefix rotation (docs/method.md, section 4b)."""
+
+    when: Literal["none", "init", "final", "both"] = "none"
+    centre: bool = False
+
+
+class TrainingParameters(Section):
+    """Objective, optimiser and hardware of the training stage."""
+
+    method: Method = "reze_mic"
+    steps: Count = 120
+    batch_size: Annotated[int, Field(ge=2)] = 64
+    learning_rate: Positive = 5e-5
+    weight_decay: NonNegative = 0.01
+    warmup_ratio: Fraction = 0.1
+    scheduler: Literal["cosine", "linear", "constant"] = "cosine"
+    temperature: Positive = 0.05
+    width_weights: list[Positive] | None = None
+    gamma: NonNegative = 1.0
+    alpha: NonNegative = 1.0
+    tau: Literal["auto"] | NonNegative = "auto"
+    lambda_var: NonNegative = 0.1
+    lambda_corr: NonNegative = 1.0
+    layers: Literal["middle", "last", "all"] | list[Annotated[int, Field(ge=1)]] = "last"
+    reze_main: Literal["nested", "full"] = "nested"
+    reze_dims: Literal["full", "nested"] = "full"
+    rotation: RotationParameters = RotationParameters()
+    chunks: Count = 8
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    device: str = "auto"
+    max_truncated: Fraction = 1.0
+    logging_steps: Count = 5
+
+
+class ClassificationProbe(Section):
+    """The logistic-regression probe of mteb's classification tasks."""
+
+    samples_per_label: Count = 8
+    experiments: Count = 10
+
+
+class ClusteringProbe(Section):
+    """The repeated mini-batch k-means of mteb's clustering tasks."""
+
+    documents: Count = 1_024
+    experiments: Count = 10
+
+
+class EvaluationParameters(Section):
+    """What is scored, how, and with which uncertainty."""
+
+    split: Literal["dev", "test"] = "test"
+    transforms: list[Literal["none", "pca", "pca_centred", "whitening"]] = ["none", "pca"]
+    batch_tokens: Count = 16_384
+    fit_pairs: Count = 2_000
+    bootstrap: Annotated[int, Field(ge=0)] = 1_000
+    confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
+    classification: ClassificationProbe = ClassificationProbe()
+    clustering: ClusteringProbe = ClusteringProbe()
+
+
+class ReportingParameters(Section):
+    """Choices of the report."""
+
+    quality_floor: Fraction | None = None
+    map_points: Count = 1_500
+
+
+class Parameters(Section):
+    """All parameters of the project."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    widths: list[Count] = [16, 32, 64, 128, 256, 384]
+    curation: CurationParameters = CurationParameters()
+    relations: RelationsParameters = RelationsParameters()
+    reze: RezeParameters = RezeParameters()
+    training: TrainingParameters = TrainingParameters()
+    evaluation: EvaluationParameters = EvaluationParameters()
+    reporting: ReportingParameters = ReportingParameters()
+
+    @model_validator(mode="after")
+    def _check_widths(self) -> Self:
+        if not self.widths:
+            msg = "widths: at least one width is needed"
+            raise ValueError(msg)
+        if sorted(set(self.widths)) != self.widths:
+            msg = f"widths: must be strictly increasing, got {self.widths}"
+            raise ValueError(msg)
+        weights = self.training.width_weights
+        if weights is not None and len(weights) != len(self.widths):
+            msg = (
+                f"training.width_weights: needs one weight per width "
+                f"({len(self.widths)}), got {len(weights)}"
+            )
+            raise ValueError(msg)
+        return self
+
+
+def check_parameters(raw: dict[str, Any]) -> Parameters:
+    """Validate all parameters at once.
+
+    Args:
+        raw: The merged parameters of the Kedro context, nested by section.
+
+    Returns:
+        The typed parameters.
+
+    Raises:
+        ParameterError: One message that lists every offending key, what it was and what is allowed.
+    """
+    try:
+        return Parameters.model_validate(raw)
+    except ValidationError as error:
+        lines = [_describe(detail) for detail in error.errors()]
+        raise ParameterError("\n".join(["The parameters are not valid:", *lines])) from None
+
+
+def _describe(detail: Any) -> str:
+    """Render one pydantic error as 'key: message (got value)'."""
+    key = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        return f"  {key}: unknown parameter{_known(detail['loc'])}"
+    if not key:
+        return f"  {detail['msg'].removeprefix('Value error, ')}"
+    return f"  {key}: {detail['msg']} (got {detail['input']!r})"
+
+
+def _known(location: tuple[Any, ...]) -> str:
+    """List the keys that are allowed beside an unknown one."""
+    model: Any = Parameters
+    for part in location[:-1]:
+        field = model.model_fields.get(part)
+        model = getattr(field, "annotation", None)
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            return ""
+    return f"; allowed: {', '.join(model.model_fields)}"

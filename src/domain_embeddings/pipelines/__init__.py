@@ -1,0 +1,1 @@
+"""The stages; each is nodes.py and pipeline.py."""

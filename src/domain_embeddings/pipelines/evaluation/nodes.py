@@ -1,0 +1,203 @@
+"""Nodes of the evaluation stage: encode each text once, then score every width from that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from domain_embeddings.core.bundle import Bundle
+from domain_embeddings.core.errors import ParameterError
+from domain_embeddings.parameters import EvaluationParameters, TrainingParameters
+
+if TYPE_CHECKING:
+    from domain_embeddings.core.evaluation.tasks import LocalTask
+
+Specs = list[dict[str, Any]]
+
+
+def embed_reference(
+    reference_model: Any,
+    evaluation_tasks: pd.DataFrame,
+    training_pairs: pd.DataFrame,
+    task_specs: Specs,
+    evaluation: EvaluationParameters,
+    widths: list[int],
+    seed: int,
+) -> Bundle:
+    """Encode the texts of all tasks, and of sampled training pairs, with the untouched model.
+
+    Args:
+        reference_model: The untouched sentence-transformers model.
+        evaluation_tasks: Records of the tasks.
+        training_pairs: Training pairs.
+        task_specs: Task specifications.
+        evaluation: Parameters of the stage.
+        widths: Prefix widths, checked before anything is encoded.
+        seed: Seed of the sampled pairs and of the probes.
+
+    Returns:
+        The embedding bank of the model.
+
+    Raises:
+        ParameterError: A width exceeds the model's.
+        DataError: A task cannot be scored.
+    """
+    model = reference_model
+    return _embed(model, evaluation_tasks, training_pairs, task_specs, evaluation, widths, seed)
+
+
+def embed_adapted(
+    adapted_model: Any,
+    evaluation_tasks: pd.DataFrame,
+    training_pairs: pd.DataFrame,
+    task_specs: Specs,
+    evaluation: EvaluationParameters,
+    widths: list[int],
+    seed: int,
+) -> Bundle:
+    """Encode the same texts with the adapted model; see `embed_reference`."""
+    model = adapted_model
+    return _embed(model, evaluation_tasks, training_pairs, task_specs, evaluation, widths, seed)
+
+
+def score(
+    reference_embeddings: Bundle,
+    adapted_embeddings: Bundle,
+    evaluation_tasks: pd.DataFrame,
+    training_pairs: pd.DataFrame,
+    task_specs: Specs,
+    evaluation: EvaluationParameters,
+    training: TrainingParameters,
+    widths: list[int],
+    seed: int,
+) -> pd.DataFrame:
+    """Score both models at every width, under every transform, on every task.
+
+    Args:
+        reference_embeddings: Embedding bank of the untouched model.
+        adapted_embeddings: Embedding bank of the adapted model.
+        evaluation_tasks: Records of the tasks.
+        training_pairs: Training pairs; a sample of them is what transforms are fitted on.
+        task_specs: Task specifications.
+        evaluation: Parameters of the stage.
+        training: Parameters of training; only the method's name is used.
+        widths: Prefix widths; the model's full width joins.
+        seed: Seed of probes and bootstrap.
+
+    Returns:
+        The tidy scores (columns in ``core.evaluation.scores.COLUMNS``).
+    """
+    from domain_embeddings.core.encoders.bank import EmbeddingBank
+    from domain_embeddings.core.evaluation.sampling import sample_pairs
+    from domain_embeddings.core.evaluation.scores import SweepSettings, sweep
+
+    banks = {
+        "reference": EmbeddingBank(reference_embeddings),
+        "adapted": EmbeddingBank(adapted_embeddings),
+    }
+    settings = SweepSettings(
+        widths=_with_full_width(widths, banks["reference"].width),
+        transforms=evaluation.transforms,
+        replicates=evaluation.bootstrap,
+        confidence=evaluation.confidence,
+        seed=seed,
+        split=evaluation.split,
+    )
+    return sweep(
+        banks,
+        _tasks(evaluation_tasks, task_specs, evaluation, seed),
+        task_specs,
+        sample_pairs(training_pairs, evaluation.fit_pairs, seed),
+        settings,
+        methods={"adapted": training.method},
+    )
+
+
+def measure_geometry(
+    reference_embeddings: Bundle,
+    adapted_embeddings: Bundle,
+    training_pairs: pd.DataFrame,
+    task_specs: Specs,
+    relation_eigenspace: Bundle,
+    shrinkage: Bundle,
+    evaluation: EvaluationParameters,
+    widths: list[int],
+    seed: int,
+) -> pd.DataFrame:
+    """Measure the geometry of sampled training pairs before and after training.
+
+    Args:
+        reference_embeddings: Embedding bank of the untouched model.
+        adapted_embeddings: Embedding bank of the adapted model.
+        training_pairs: Training pairs.
+        task_specs: Task specifications.
+        relation_eigenspace: Eigenspace of the reference relation vectors.
+        shrinkage: What REZE moves.
+        evaluation: Parameters of the stage.
+        widths: Prefix widths; the model's full width joins.
+        seed: Seed of the sampled pairs.
+
+    Returns:
+        Tidy measures with the columns model, measure, source, width, value.
+    """
+    from domain_embeddings.core.evaluation.geometry import geometry_scores
+    from domain_embeddings.core.evaluation.sampling import sample_pairs
+
+    return geometry_scores(
+        {"reference": reference_embeddings, "adapted": adapted_embeddings},
+        sample_pairs(training_pairs, evaluation.fit_pairs, seed),
+        task_specs,
+        _with_full_width(widths, reference_embeddings["vectors"].shape[1]),
+        relation_eigenspace,
+        shrinkage,
+    )
+
+
+def _embed(
+    model: Any,
+    evaluation_tasks: pd.DataFrame,
+    training_pairs: pd.DataFrame,
+    task_specs: Specs,
+    evaluation: EvaluationParameters,
+    widths: list[int],
+    seed: int,
+) -> Bundle:
+    """Build the embedding bank of either model."""
+    from domain_embeddings.core.evaluation.embed import embed
+    from domain_embeddings.core.evaluation.sampling import sample_pairs
+
+    _with_full_width(widths, int(model.get_embedding_dimension()))
+    return embed(
+        model,
+        _tasks(evaluation_tasks, task_specs, evaluation, seed),
+        sample_pairs(training_pairs, evaluation.fit_pairs, seed),
+        task_specs,
+        batch_tokens=evaluation.batch_tokens,
+    )
+
+
+def _tasks(
+    evaluation_tasks: pd.DataFrame, task_specs: Specs, evaluation: EvaluationParameters, seed: int
+) -> list[LocalTask]:
+    """Build the tasks in the same way wherever they are needed."""
+    from domain_embeddings.core.evaluation.tasks import TaskOptions, build_tasks
+
+    options = TaskOptions(
+        samples_per_label=evaluation.classification.samples_per_label,
+        classification_experiments=evaluation.classification.experiments,
+        clustering_documents=evaluation.clustering.documents,
+        clustering_experiments=evaluation.clustering.experiments,
+    )
+    return build_tasks(
+        evaluation_tasks, task_specs, split=evaluation.split, seed=seed, options=options
+    )
+
+
+def _with_full_width(widths: list[int], width: int) -> list[int]:
+    """Add the model's full width and refuse wider ones."""
+    wide = [value for value in widths if value > width]
+    if wide:
+        msg = f"widths: {wide} exceed the width of the model; the largest allowed is {width}"
+        raise ParameterError(msg)
+    return sorted({*widths, width})

@@ -1,0 +1,47 @@
+"""evaluation: both models + evaluation_tasks -> truncation_scores, geometry_scores."""
+
+from __future__ import annotations
+
+from kedro.pipeline import Pipeline, node
+
+from domain_embeddings.pipelines.evaluation.nodes import (
+    embed_adapted,
+    embed_reference,
+    measure_geometry,
+    score,
+)
+
+
+def create_pipeline() -> Pipeline:
+    """Return the evaluation pipeline."""
+    texts = ["evaluation_tasks", "training_pairs", "task_specs"]
+    settings = ["params:evaluation", "params:widths", "params:seed"]
+    banks = ["reference_embeddings", "adapted_embeddings"]
+    return Pipeline(
+        [
+            node(
+                embed_reference,
+                ["reference_model", *texts, *settings],
+                "reference_embeddings",
+                name="embed_reference",
+            ),
+            node(
+                embed_adapted,
+                ["adapted_model", *texts, *settings],
+                "adapted_embeddings",
+                name="embed_adapted",
+            ),
+            node(
+                score,
+                [*banks, *texts, "params:evaluation", "params:training", *settings[1:]],
+                "truncation_scores",
+                name="score",
+            ),
+            node(
+                measure_geometry,
+                [*banks, *texts[1:], "relation_eigenspace", "shrinkage", *settings],
+                "geometry_scores",
+                name="measure_geometry",
+            ),
+        ]
+    )

@@ -1,0 +1,28 @@
+"""Encode every training pair once with the frozen reference model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from domain_embeddings.core.bundle import Bundle
+from domain_embeddings.parameters import RelationsParameters
+
+
+def encode_relations(
+    reference_model: Any,
+    training_pairs: pd.DataFrame,
+    task_specs: list[dict[str, Any]],
+    parameters: RelationsParameters,
+) -> Bundle:
+    """Return the relation vectors [anchor ; positive], row k for pair k, as a stream."""
+    from domain_embeddings.core.encoders.relations import relation_vectors
+
+    return relation_vectors(
+        reference_model,
+        training_pairs,
+        task_specs,
+        batch_tokens=parameters.batch_tokens,
+        dtype=parameters.dtype,
+    )

@@ -1,0 +1,21 @@
+"""relations: training_pairs + reference model -> relation_vectors."""
+
+from __future__ import annotations
+
+from kedro.pipeline import Pipeline, node
+
+from domain_embeddings.pipelines.relations.nodes import encode_relations
+
+
+def create_pipeline() -> Pipeline:
+    """Return the relations pipeline."""
+    return Pipeline(
+        [
+            node(
+                encode_relations,
+                ["reference_model", "training_pairs", "task_specs", "params:relations"],
+                "relation_vectors",
+                name="encode_relations",
+            )
+        ]
+    )

@@ -1,0 +1,35 @@
+"""Train the encoder with the chosen method."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from domain_embeddings.core.bundle import Bundle
+from domain_embeddings.parameters import TrainingParameters
+
+
+def train_model(
+    reference_model: Any,
+    training_pairs: pd.DataFrame,
+    task_specs: list[dict[str, Any]],
+    relation_vectors: Bundle,
+    shrinkage: Bundle,
+    parameters: TrainingParameters,
+    widths: list[int],
+    seed: int,
+) -> tuple[Any, pd.DataFrame, dict[str, Any]]:
+    """Return the adapted model, its loss history and the training report."""
+    from domain_embeddings.core.training.train import train
+
+    return train(
+        reference_model,
+        training_pairs,
+        task_specs,
+        relation_vectors,
+        shrinkage,
+        parameters=parameters,
+        widths=widths,
+        seed=seed,
+    )

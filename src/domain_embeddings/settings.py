@@ -1,0 +1,40 @@
+"""Kedro settings: no telemetry, and paths that do not depend on the caller's folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kedro.config import OmegaConfigLoader
+from kedro.utils import find_kedro_project
+
+# Set before MLflow is imported: its telemetry costs seconds without a network, and its job workers
+# outlive the UI. OpenMP threads that spin while they wait make small models crawl on shared
+# machines.
+for name, value in {
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "TOKENIZERS_PARALLELISM": "true",
+}.items():
+    os.environ.setdefault(name, value)
+
+from domain_embeddings.hooks import (  # noqa: E402 - needs the environment above
+    ParametersHook,
+    SummaryHook,
+    TrackingHook,
+)
+
+HOOKS = (ParametersHook(), TrackingHook(), SummaryHook())
+# TrackingHook calls kedro-mlflow's hook itself, see there.
+DISABLE_HOOKS_FOR_PLUGINS = ("kedro-mlflow",)
+CONFIG_LOADER_CLASS = OmegaConfigLoader
+CONFIG_LOADER_ARGS = {
+    "base_env": "base",
+    "default_run_env": "local",
+    "custom_resolvers": {
+        # Resolved when a configuration is read, not when this module is imported.
+        "project_path": lambda: str(find_kedro_project(Path.cwd()) or Path.cwd())
+    },
+}

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+from tiny_models import WORDS, tiny_sentence_transformer
+
+from domain_embeddings.core.encoders.batching import encode
+from domain_embeddings.core.encoders.prefix import prefix
+from domain_embeddings.core.encoders.rotation import find_rotation, fit_rotation, rotate_model
+
+
+@pytest.fixture
+def model(tmp_path):
+    return tiny_sentence_transformer(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def texts():
+    rng = np.random.default_rng(0)
+    return [" ".join(rng.choice(WORDS, size=6)) for _ in range(80)]
+
+
+def test_a_rotation_puts_the_planted_direction_first():
+    rng = np.random.default_rng(1)
+    direction = np.linalg.qr(rng.normal(size=(8, 8)))[0][:, 0]
+    x = rng.normal(size=(4000, 8)) * 0.1 + rng.normal(size=(4000, 1)) * direction
+    basis, _ = fit_rotation(x, centre=False)
+    assert abs(basis[:, 0] @ direction) > 0.999
+    np.testing.assert_allclose(basis.T @ basis, np.eye(8), atol=1e-12)
+
+
+def test_an_uncentred_rotation_changes_no_cosine_at_full_width(model, texts):
+    before = encode(model, texts, show_progress=False)
+    rotate_model(model, *fit_rotation(before, centre=False))
+    after = encode(model, texts, show_progress=False)
+    np.testing.assert_allclose(after @ after.T, before @ before.T, atol=2e-6)
+    assert np.abs(after - before).max() > 0.01
+
+
+@pytest.mark.parametrize("centre", [False, True])
+def test_the_saved_rotation_equals_the_formula_in_plain_sentence_transformers(
+    model, texts, tmp_path, centre
+):
+    before = encode(model, texts, show_progress=False).astype(np.float64)
+    basis, mean = fit_rotation(before, centre=centre)
+    rotate_model(model, basis, mean)
+    model.save_pretrained(str(tmp_path / "rotated"))
+    loaded = SentenceTransformer(str(tmp_path / "rotated"))
+    expected = (before - mean) @ basis
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(loaded.encode(texts), expected, atol=5e-6)
+
+
+def test_two_rotations_become_one(model, texts):
+    before = encode(model, texts, show_progress=False).astype(np.float64)
+    rng = np.random.default_rng(2)
+    first = np.linalg.qr(rng.normal(size=(32, 32)))[0]
+    second = np.linalg.qr(rng.normal(size=(32, 32)))[0]
+    mean = rng.normal(size=32) * 0.01
+    rotate_model(model, first, np.zeros(32))
+    modules = len(model)
+    rotate_model(model, second, mean)
+    assert len(model) == modules
+    expected = prefix((before @ first - mean) @ second, 32)
+    np.testing.assert_allclose(encode(model, texts, show_progress=False), expected, atol=5e-6)
+
+
+def test_a_rotation_keeps_more_in_the_first_coordinates(model, texts):
+    before = encode(model, texts, show_progress=False)
+    rotate_model(model, *fit_rotation(before, centre=False))
+    after = encode(model, texts, show_progress=False)
+    assert (after[:, :4] ** 2).sum() > (before[:, :4] ** 2).sum()
+
+
+def test_a_rotation_is_not_trained(model, texts):
+    rotate_model(model, *fit_rotation(encode(model, texts, show_progress=False), centre=False))
+    assert all(not p.requires_grad for p in find_rotation(model).parameters())

@@ -1,0 +1,348 @@
+"""Tests of the local tasks: scored as by mteb, reproducible, refused where they make no sense."""
+
+from __future__ import annotations
+
+import random
+
+import mteb
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, DatasetDict
+from mteb.abstasks.classification import AbsTaskClassification
+from mteb.abstasks.clustering import AbsTaskClustering
+from mteb.abstasks.pair_classification import AbsTaskPairClassification
+from mteb.abstasks.retrieval import AbsTaskRetrieval
+from mteb.abstasks.sts import AbsTaskSTS
+from mteb.abstasks.task_metadata import TaskMetadata
+from mteb.abstasks.text.bitext_mining import AbsTaskBitextMining
+from mteb.models.models_protocols import EncoderProtocol
+from task_data import TYPES, records, specs
+from tiny_models import tiny_sentence_transformer
+
+from domain_embeddings.core.encoders.bank import EmbeddingBank
+from domain_embeddings.core.encoders.rotation import fit_rotation
+from domain_embeddings.core.errors import DataError
+from domain_embeddings.core.evaluation.embed import embed
+from domain_embeddings.core.evaluation.encoder import BankEncoder, task_prompts
+from domain_embeddings.core.evaluation.metrics import METRIC_NAME
+from domain_embeddings.core.evaluation.resampling import draw_counts
+from domain_embeddings.core.evaluation.tasks import TASK_CLASSES, TaskOptions, build_tasks
+from domain_embeddings.core.evaluation.transforms import Transform
+
+SEED = 7
+OPTIONS = TaskOptions(
+    samples_per_label=3,
+    classification_experiments=4,
+    clustering_documents=30,
+    clustering_experiments=3,
+)
+IDENTITY = Transform("none")
+WIDTH = 32
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_sentence_transformer(tmp_path_factory.mktemp("tiny"), width=WIDTH)
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    return {task.name: task for task in make()}
+
+
+@pytest.fixture(scope="module")
+def bank(model, tasks):
+    """Hold the texts that the tasks announce, and no others."""
+    pairs = records().iloc[:0].assign(anchor=[], positive=[])
+    bundle = embed(
+        model, list(tasks.values()), pairs, specs(), batch_tokens=4_096, show_progress=False
+    )
+    return EmbeddingBank(bundle)
+
+
+def make(frame=None, *types, options=OPTIONS, seed=SEED):
+    frame = records() if frame is None else frame
+    return build_tasks(frame, specs(*types), split="test", seed=seed, options=options)
+
+
+def encoder(bank, width=WIDTH, transform=IDENTITY):
+    return BankEncoder(bank, task_prompts(specs(), {}), transform, width)
+
+
+def plain_task(kind):
+    """Build the task directly on mteb's classes, without anything of ours."""
+    rows = records()
+    rows = rows[rows["task"] == kind]
+    base, mteb_type, main, settings, data = _plain(kind, rows)
+
+    class Plain(base):
+        metadata = TaskMetadata(
+            name=f"plain_{kind}",
+            description="d",
+            dataset={"path": "none", "revision": "none"},
+            type=mteb_type,
+            eval_langs=["eng-Latn"],
+            main_score=main,
+        )
+
+        def load_data(self, *args, **kwargs):
+            self.dataset, self.data_loaded = data, True
+
+    for name, value in settings.items():
+        setattr(Plain, name, value)
+    return Plain(seed=SEED)
+
+
+def _plain(kind, rows):
+    test = rows[rows["split"] == "test"]
+    both = {"sentence1": test["text"].tolist(), "sentence2": test["text2"].tolist()}
+    if kind == "classification":
+        splits = {
+            split: Dataset.from_dict({"text": r["text"].tolist(), "label": r["label"].tolist()})
+            for split, r in rows.groupby("split")
+        }
+        settings = {"samples_per_label": 3, "n_experiments": 4}
+        return AbsTaskClassification, "Classification", "accuracy", settings, DatasetDict(splits)
+    if kind == "clustering":
+        columns = {"sentences": test["text"].tolist(), "labels": test["label"].tolist()}
+        settings = {
+            "max_fraction_of_documents_to_embed": None,
+            "max_documents_per_cluster": 30,
+            "n_clusters": 3,
+        }
+        data = DatasetDict(test=Dataset.from_dict(columns))
+        return AbsTaskClustering, "Clustering", "v_measure", settings, data
+    if kind == "pair_classification":
+        data = DatasetDict(test=Dataset.from_dict({**both, "labels": test["label"].astype(int)}))
+        return AbsTaskPairClassification, "PairClassification", "max_ap", {}, data
+    if kind == "sts":
+        data = DatasetDict(test=Dataset.from_dict({**both, "score": test["score"].tolist()}))
+        return AbsTaskSTS, "STS", "cosine_spearman", {}, data
+    if kind == "bitext_mining":
+        return (
+            *(AbsTaskBitextMining, "BitextMining", "accuracy", {}),
+            DatasetDict(test=Dataset.from_dict(both)),
+        )
+    asked = test[test["text"].notna()]
+    split = {
+        "corpus": Dataset.from_dict(
+            {"id": test["text2_id"].tolist(), "text": test["text2"].tolist()}
+        ),
+        "queries": Dataset.from_list(
+            [{"id": i, "text": t} for i, t in dict(zip(asked.text_id, asked.text)).items()]
+        ),
+        "relevant_docs": {
+            query: {row.text2_id: int(row.score) for row in group.itertuples()}
+            for query, group in asked.groupby("text_id", sort=False)
+        },
+        "top_ranked": None,
+    }
+    if kind == "reranking":
+        split["top_ranked"] = {
+            query: group["text2_id"].tolist() for query, group in asked.groupby("text_id")
+        }
+    name = "Reranking" if kind == "reranking" else "Retrieval"
+    return AbsTaskRetrieval, name, "ndcg_at_10", {}, {"default": {"test": split}}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_full_width_equals_what_plain_mteb_says_about_the_model(model, bank, tasks, kind):
+    result = mteb.evaluate(
+        model, plain_task(kind), cache=None, show_progress_bar=False, co2_tracker=False
+    )
+    expected = result.task_results[0].scores["test"][0]
+    ours = tasks[kind].run(encoder(bank))
+    for name, theirs in tasks[kind].reported.items():
+        found = ours.values[name.replace("@", "_at_")]
+        assert found == pytest.approx(expected[theirs], abs=1e-6), name
+    assert ours.values[ours.main] == pytest.approx(expected["main_score"], abs=1e-6)
+    assert 0.02 < expected["main_score"] < 1.0, "the comparison says nothing at the extremes"
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_drawing_every_row_once_reproduces_the_score(bank, tasks, kind):
+    result = tasks[kind].run(encoder(bank, 4))
+    once = draw_counts(np.arange(result.units)[None, :])
+    assert result.main in result.statistics
+    for name, statistic in result.statistics.items():
+        # mteb rounds the scores of retrieval to five decimals.
+        assert statistic(once)[0] == pytest.approx(result.values[name], abs=6e-6), name
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_scores_do_not_depend_on_what_was_scored_before(bank, kind):
+    first, second = make(None, kind)[0], make(None, kind)[0]
+    forward = [first.run(encoder(bank, width)).values for width in (4, 32)]
+    random.random()  # noqa: S311
+    backward = [second.run(encoder(bank, width)).values for width in (32, 4)]
+    assert forward == backward[::-1]
+    assert first.run(encoder(bank, 4)).values == forward[0]
+
+
+def test_other_seeds_draw_other_probes(model):
+    def drawn(seed):
+        return {text for _, text in make(None, "classification", seed=seed)[0].texts()}
+
+    assert drawn(1) != drawn(2)
+    assert drawn(1) == drawn(1)
+
+
+def _seed_all():
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+
+
+def _drawn():
+    return random.random(), np.random.random(), torch.rand(1).item()  # noqa: S311
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_global_random_generators_are_left_alone(bank, kind):
+    _seed_all()
+    expected = _drawn()
+    _seed_all()
+    make(None, kind)[0].run(encoder(bank, 4))
+    assert _drawn() == expected
+
+
+def test_the_probe_trains_on_the_rows_that_mteb_would_draw(tasks):
+    plain = plain_task("classification")
+    plain.load_data()
+    order, ours = None, None
+    for experiment in range(4):
+        _, order, expected = plain._undersample_data(plain.dataset["train"], experiment, order)
+        _, ours, found = tasks["classification"]._undersample_data(
+            tasks["classification"].dataset["train"], experiment, ours
+        )
+        assert found == expected
+
+
+def test_a_record_without_query_is_a_distractor_of_the_corpus(tasks):
+    split = tasks["retrieval"].dataset["default"]["test"]
+    assert len(split["queries"]) == tasks["retrieval"].count == 40
+    assert len(split["corpus"]) == 80
+
+
+def test_equal_documents_are_one_document_of_the_corpus():
+    frame = records()
+    rows = frame["task"] == "retrieval"
+    doubled = frame[rows & (frame["text2_id"] == "d0")].assign(text_id="other", text="bank")
+    task = make(frame[rows].merge(doubled, how="outer"), "retrieval")[0]
+    assert len(task.dataset["default"]["test"]["corpus"]) == 80
+    assert task.count == 41
+
+
+def test_k_means_never_draws_more_documents_than_there_are():
+    options = TaskOptions(clustering_documents=1_024)
+    assert make(None, "clustering", options=options)[0].max_documents_per_cluster == 40
+
+
+def test_a_rotation_changes_no_score_based_on_cosines(bank, tasks):
+    basis, _ = fit_rotation(bank.vectors, centre=False)
+    rotated = Transform("rotated", basis.astype(np.float32))
+    for kind, metric in [("sts", "spearman"), ("pair_classification", "cosine_ap")]:
+        before = tasks[kind].run(encoder(bank)).values[metric]
+        after = tasks[kind].run(encoder(bank, transform=rotated)).values[metric]
+        assert after == pytest.approx(before, abs=1e-6)
+
+
+def test_every_metric_name_is_safe(bank, tasks):
+    for task in tasks.values():
+        assert all(METRIC_NAME.fullmatch(name) for name in task.run(encoder(bank, 4)).values)
+
+
+def test_the_encoder_follows_the_protocol_of_mteb(bank):
+    assert isinstance(encoder(bank), EncoderProtocol)
+
+
+@pytest.mark.parametrize("width", [1, 5, 32])
+def test_encoded_prefixes_have_norm_one(bank, tasks, width):
+    seen = []
+
+    class Spy(BankEncoder):
+        def encode(self, *args, **kwargs):
+            seen.append(super().encode(*args, **kwargs))
+            return seen[-1]
+
+    tasks["sts"].run(Spy(bank, task_prompts(specs(), {}), IDENTITY, width))
+    for vectors in seen:
+        assert vectors.dtype == np.float32
+        assert vectors.shape == (40, width)
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+
+
+def test_queries_and_documents_are_looked_up_under_their_own_prompts(model):
+    described = specs("retrieval", prompts={"query": "find ", "document": "write "})
+    task = build_tasks(records(), described, split="test", seed=0)[0]
+    pairs = records().iloc[:0].assign(anchor=[], positive=[])
+    bundle = embed(model, [task], pairs, described, batch_tokens=4_096, show_progress=False)
+    bank = EmbeddingBank(bundle)
+    asked = []
+
+    class Spy(EmbeddingBank):
+        def lookup(self, texts, prompt=""):
+            asked.append((prompt, len(texts)))
+            return super().lookup(texts, prompt)
+
+    task.run(BankEncoder(Spy(bundle), task_prompts(described, model.prompts), IDENTITY, 8))
+    assert asked == [("find ", 40), ("write ", 80)]
+    assert len(bank) == 120
+
+
+def test_an_unevaluated_task_is_left_out():
+    described = specs("sts", "clustering")
+    described[0]["uses"] = ["train"]
+    tasks = build_tasks(records(), described, split="test", seed=0)
+    assert [task.name for task in tasks] == ["clustering"]
+
+
+def test_a_type_without_a_score_is_left_out_aloud(caplog):
+    described = [*specs("sts"), {"name": "notes", "type": "unlabelled", "uses": ["evaluate"]}]
+    assert len(build_tasks(records(), described, split="test", seed=0)) == 1
+    assert "'notes' is not scored" in caplog.text
+
+
+def test_no_task_at_all_is_refused():
+    described = specs("sts")
+    described[0]["uses"] = ["train"]
+    with pytest.raises(DataError, match="No task can be evaluated"):
+        build_tasks(records(), described, split="test", seed=0)
+
+
+@pytest.mark.parametrize("kind", TASK_CLASSES)
+def test_a_missing_split_is_named(kind):
+    with pytest.raises(DataError, match=f"'{kind}'.*no rows in the split 'dev'"):
+        build_tasks(records(), specs(kind), split="dev", seed=0)
+
+
+def _one_class(frame):
+    return frame.assign(label=frame["label"].where(frame["split"] == "train", "1"))
+
+
+BROKEN = [
+    ("classification", _one_class, "only the label.*'1'.*split 'test'"),
+    ("classification", lambda f: f[f["split"] == "test"], "no rows in the split 'train'"),
+    ("classification", lambda f: f[(f.split == "test") | (f.label == "label 0")], "split 'train'"),
+    ("clustering", _one_class, "only the label"),
+    ("pair_classification", _one_class, "only the label"),
+    ("pair_classification", lambda f: f.assign(label="yes"), "'yes'; allowed: 1"),
+    ("sts", lambda f: f.assign(score=1.0), "gold scores that vary"),
+    ("sts", lambda f: f.assign(score=[np.nan, *f["score"][1:]]), "without gaps"),
+    ("retrieval", lambda f: f.assign(score=0.0), "no query with a relevant document"),
+]
+
+
+@pytest.mark.parametrize(("kind", "spoil", "message"), BROKEN)
+def test_data_that_cannot_be_scored_are_refused_with_task_and_place(kind, spoil, message):
+    frame = records()
+    with pytest.raises(DataError, match=f"Task '{kind}' .*{message}.*made.jsonl:1"):
+        make(spoil(frame[frame["task"] == kind]), kind)
+
+
+def test_labels_without_training_rows_are_told(caplog):
+    frame = records()
+    keep = (frame["split"] == "test") | (frame["label"] != "label 3")
+    make(frame[keep], "classification")
+    assert "1 labels of the split 'test' have no training row, for example 'label 3'" in caplog.text

@@ -1,0 +1,188 @@
+"""Tests of the prefix sweep and its paired intervals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from task_data import pairs, records, specs
+
+from domain_embeddings.core.bundle import Bundle
+from domain_embeddings.core.encoders.bank import KEY_BYTES, EmbeddingBank, text_key
+from domain_embeddings.core.encoders.prefix import prefix
+from domain_embeddings.core.errors import ParameterError
+from domain_embeddings.core.evaluation.metrics import METRIC_NAME
+from domain_embeddings.core.evaluation.scores import COLUMNS, SweepSettings, sweep
+from domain_embeddings.core.evaluation.tasks import TaskOptions, build_tasks
+
+D = 24
+TYPES = ("classification", "clustering", "retrieval", "pair_classification", "sts")
+OPTIONS = TaskOptions(3, 3, 30, 4)
+SETTINGS = SweepSettings(widths=(4, D), transforms=("none", "pca"), replicates=200, seed=5)
+
+
+def make_bank(noise: float = 0.0, seed: int = 0, **header) -> EmbeddingBank:
+    """Embed a text as the sum of random vectors of its words, plus noise."""
+    frame, drawn = records(), pairs()
+    sides = [frame["text"], frame["text2"].str.strip(), drawn["anchor"], drawn["positive"]]
+    texts = sorted(set(pd.concat(sides).dropna()))
+    rng = np.random.default_rng(seed)
+    words = {
+        word: np.random.default_rng(sum(map(ord, word)) * 7 + len(word)).normal(size=D)
+        for text in texts
+        for word in text.split()
+    }
+    vectors = np.array([sum(words[word] for word in text.split()) for text in texts])
+    vectors = prefix((vectors + noise * rng.normal(size=vectors.shape)).astype(np.float32), D)
+    keys = np.frombuffer(b"".join(text_key("", text) for text in texts), dtype=np.uint8)
+    keys = keys.reshape(-1, KEY_BYTES)
+    order = np.array(sorted(range(len(texts)), key=lambda row: bytes(keys[row])))
+    about = {"prompts": {}, "max_length": 64, "model": "made", "weight_hash": "0", **header}
+    return EmbeddingBank(Bundle({"vectors": vectors[order], "keys": keys[order]}, about))
+
+
+def run(banks, settings=SETTINGS, types=TYPES, **options) -> pd.DataFrame:
+    tasks = build_tasks(records(), specs(*types), split="test", seed=settings.seed, options=OPTIONS)
+    return sweep(banks, tasks, specs(*types), pairs(), settings, show_progress=False, **options)
+
+
+@pytest.fixture(scope="module")
+def banks():
+    return {"reference": make_bank(), "adapted": make_bank(noise=6.0, seed=1)}
+
+
+@pytest.fixture(scope="module")
+def scores(banks):
+    return run(banks, methods={"adapted": "mrl"})
+
+
+def test_rows_are_unique_by_model_transform_task_width_metric_and_seed(scores):
+    assert list(scores.columns) == list(COLUMNS)
+    assert not scores.duplicated(["model", "transform", "task", "width", "metric", "seed"]).any()
+
+
+def test_every_combination_is_scored_and_has_one_main_metric(scores):
+    main = scores[scores["main"]]
+    count = main.groupby(["model", "transform", "task", "width"]).size()
+    assert (count == 1).all()
+    assert len(count) == 3 * 2 * (len(TYPES) + 1) * 2
+    assert set(scores["model"]) == {"reference", "adapted", "adapted_minus_reference"}
+
+
+def test_metric_names_are_safe_and_values_are_between_zero_and_one(scores):
+    assert all(METRIC_NAME.fullmatch(name) for name in scores["metric"].unique())
+    own = scores[scores["model"].isin(["reference", "adapted"]) & (scores["type"] != "sts")]
+    assert own["value"].between(0, 1).all()
+
+
+def test_methods_and_settings_are_written_down(scores):
+    assert set(scores.loc[scores["model"] == "reference", "method"]) == {"reference"}
+    assert set(scores.loc[scores["model"] != "reference", "method"]) == {"mrl"}
+    assert set(scores["seed"]) == {5}
+    assert set(scores["split"]) == {"test"}
+    assert set(scores["max_length"]) == {64}
+
+
+def test_main_metrics_have_bounds_around_the_value(scores):
+    main = scores[scores["main"] & (scores["model"] == "reference")]
+    assert main[["low", "high"]].notna().all(axis=None)
+    slack = 0.05
+    assert (main["low"] <= main["value"] + slack).all()
+    assert (main["value"] <= main["high"] + slack).all()
+
+
+def test_the_mean_is_the_mean_of_the_main_metrics_of_the_tasks(scores):
+    main = scores[scores["main"]]
+    keys = ["model", "transform", "width"]
+    expected = main[main["task"] != "mean"].groupby(keys)["value"].mean()
+    found = main[main["task"] == "mean"].set_index(keys)["value"]
+    pd.testing.assert_series_equal(found.sort_index(), expected.sort_index(), check_names=False)
+
+
+def test_the_mean_is_known_better_than_its_tasks(scores):
+    main = scores[scores["main"] & (scores["model"] == "reference") & (scores["width"] == D)]
+    span = (main["high"] - main["low"]).groupby(main["task"] == "mean").mean()
+    assert span[True] < span[False]
+
+
+def test_differences_are_those_of_the_values(scores):
+    table = scores.pivot_table(
+        index=["transform", "task", "width", "metric"], columns="model", values="value"
+    )
+    gained = table["adapted"] - table["reference"]
+    np.testing.assert_allclose(table["adapted_minus_reference"], gained, atol=1e-12)
+
+
+def test_equal_models_differ_by_exactly_nothing(banks):
+    settings = SweepSettings((4,), ("none",), 50)
+    rows = run({"reference": banks["reference"], "adapted": make_bank()}, settings)
+    paired = rows[(rows["model"] == "adapted_minus_reference") & rows["main"]]
+    assert (paired[["value", "low", "high"]] == 0).all(axis=None)
+
+
+def test_pairing_is_sharper_than_comparing_two_intervals(banks):
+    other = make_bank(noise=0.3, seed=2)
+    settings = SweepSettings((D,), ("none",), 200)
+    close = run({"reference": banks["reference"], "adapted": other}, settings)
+    means = close[close["task"] == "mean"].set_index("model")
+    spans = means["high"] - means["low"]
+    assert spans["adapted_minus_reference"] < 0.5 * spans["reference"]
+
+
+def test_a_planted_loss_is_beyond_noise(scores):
+    row = scores[
+        (scores["model"] == "adapted_minus_reference")
+        & (scores["task"] == "mean")
+        & (scores["transform"] == "none")
+        & (scores["width"] == D)
+    ].iloc[0]
+    assert row["value"] < 0
+    assert row["high"] < 0
+
+
+def test_a_wider_confidence_gives_wider_bounds(banks):
+    one = {"reference": banks["reference"]}
+    spans = []
+    for confidence in (0.6, 0.99):
+        settings = SweepSettings((4,), ("none",), 200, confidence)
+        rows = run(one, settings, ("sts",))
+        spans.append((rows["high"] - rows["low"]).max())
+    assert spans[0] < spans[1]
+
+
+def test_without_resamples_there_are_values_but_no_bounds(banks):
+    rows = run(banks, SweepSettings((4,), ("none",), 0), ("sts", "retrieval"))
+    assert rows["value"].notna().all()
+    assert rows[["low", "high"]].isna().all(axis=None)
+
+
+def test_more_than_one_adapted_model_can_be_compared(banks):
+    rows = run({**banks, "other": make_bank(1.0)}, SweepSettings((4,), ("none",), 20), ("sts",))
+    assert {"adapted_minus_reference", "other_minus_reference"} <= set(rows["model"])
+
+
+def test_without_a_reference_there_are_no_differences(banks):
+    rows = run({"adapted": banks["adapted"]}, SweepSettings((4,), ("none",), 20), ("sts",))
+    assert set(rows["model"]) == {"adapted"}
+
+
+def test_the_order_of_the_tasks_does_not_matter(banks):
+    keys = ["model", "task", "width", "metric"]
+    settings = SweepSettings((4,), ("none",), 50)
+    forward = run(banks, settings, TYPES).set_index(keys).sort_index()
+    backward = run(banks, settings, TYPES[::-1]).set_index(keys).sort_index()
+    columns = ["value", "low", "high", "n"]
+    pd.testing.assert_frame_equal(
+        forward.drop("mean", level="task")[columns], backward.drop("mean", level="task")[columns]
+    )
+
+
+def test_a_width_beyond_the_model_is_refused_with_the_largest_allowed(banks):
+    with pytest.raises(ParameterError, match=rf"widths: \[32, 64\].*allowed is {D}"):
+        run(banks, SweepSettings((8, 32, 64)))
+
+
+def test_widths_that_were_not_trained_are_told(banks, caplog):
+    bank = make_bank(widths=[8, D])
+    run({"adapted": bank}, SweepSettings((4, 8), ("none",), 0), ("sts",))
+    assert "trained for the widths [8, 24], not for [4]" in caplog.text

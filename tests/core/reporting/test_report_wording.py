@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from domain_embeddings.core.reporting import wording
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(64, "64 B"), (256e6, "256 MB"), (1.536e9, "1.54 GB"), (64e6, "64 MB"), (4.096e12, "4.1 TB")],
+)
+def test_sizes_have_decimal_units_and_three_digits(count, shown):
+    assert wording.storage(count) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.032, "+3.2"),
+        (-0.032, "-3.2"),
+        (0.0, "0.0"),
+        (-0.0001, "0.0"),
+        (None, "n/a"),
+        (math.nan, "n/a"),
+    ],
+)
+def test_differences_carry_their_sign_unless_they_round_to_zero(value, shown):
+    assert wording.signed(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.001, 0.02, "better"),
+        (0.0, 0.02, "within noise"),
+        (-0.01, 0.02, "within noise"),
+        (-0.02, 0.0, "within noise"),
+        (-0.02, -0.001, "worse"),
+        (math.nan, 0.02, "no interval"),
+        (None, None, "no interval"),
+    ],
+)
+def test_the_verdict_follows_from_the_bounds_alone(low, high, verdict):
+    assert wording.verdict(0.009, low, high) == verdict
+
+
+def test_names_are_joined_as_in_a_sentence():
+    assert [wording.join(list(names)) for names in ("", "a", "ab", "abc")] == [
+        "",
+        "a",
+        "a and b",
+        "a, b and c",
+    ]

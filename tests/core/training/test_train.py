@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tiny_models import WORDS, tiny_sentence_transformer
+
+from domain_embeddings.core.bundle import Bundle
+from domain_embeddings.core.encoders.relations import relation_vectors
+from domain_embeddings.core.errors import ParameterError, ProvenanceError
+from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
+from domain_embeddings.core.training.objective import Objective, layer_indices
+from domain_embeddings.core.training.train import resolve_device, train, weighted_ids
+from domain_embeddings.core.training.trainer import TrainingError
+from domain_embeddings.parameters import METHODS, TrainingParameters
+
+WIDTHS = [4, 8, 16, 32]
+SPECS = [
+    {"name": "intents", "type": "classification", "prompts": None, "weight": 1.0},
+    {
+        "name": "faq",
+        "type": "retrieval",
+        "weight": 1.0,
+        "prompts": {"query": "fast ", "document": ""},
+    },
+    {"name": "pairs", "type": "pair_classification", "prompts": None, "weight": 1.0},
+]
+
+
+def make_pairs(rows: int = 60) -> pd.DataFrame:
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame({"pair_id": np.arange(rows)})
+    frame["task"] = [SPECS[i % 3]["name"] for i in range(rows)]
+    frame["anchor"] = [" ".join(rng.choice(WORDS, rng.integers(1, 14))) for _ in range(rows)]
+    frame["positive"] = [" ".join(rng.choice(WORDS, rng.integers(1, 14))) for _ in range(rows)]
+    frame["negatives"] = [["good fish"] if i % 3 == 1 else [] for i in range(rows)]
+    frame["label"] = [str(i % 5) if i % 3 == 0 else None for i in range(rows)]
+    return frame
+
+
+def make_shrinkage(header: dict, width: int = 32, seed: int = 0) -> Bundle:
+    rng = np.random.default_rng(seed)
+    basis = np.linalg.qr(rng.normal(size=(2 * width, 3)))[0]
+    arrays = {
+        "columns": np.arange(3),
+        "basis": basis,
+        "mean": rng.normal(size=2 * width) * 0.1,
+        "offset": rng.normal(size=(3, 3)) * 0.3,
+        "scale": np.ones((3, 3)),
+    }
+    return Bundle(arrays, header)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    model = tiny_sentence_transformer(tmp_path_factory.mktemp("model"), layers=3)
+    pairs = make_pairs()
+    streamed = relation_vectors(model, pairs, SPECS, batch_tokens=512, dtype="float32")
+    vectors = np.concatenate(list(streamed.arrays["vectors"].blocks))
+    relations = Bundle({"vectors": vectors, "source": streamed["source"]}, streamed.header)
+    return model, pairs, relations, make_shrinkage(streamed.header)
+
+
+def settings(**changes) -> TrainingParameters:
+    values = {"steps": 3, "batch_size": 12, "logging_steps": 1, "precision": "fp32", "chunks": 4}
+    return TrainingParameters(**{**values, "device": "cpu", **changes})
+
+
+def run(world, seed=0, **changes):
+    model, pairs, relations, shrinkage = world
+    return train(
+        model, pairs, SPECS, relations, shrinkage,
+        parameters=settings(**changes), widths=WIDTHS, seed=seed,
+    )  # fmt: skip
+
+
+def weights(model) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def batch_of(world, chunks=4, rows=12):
+    model, pairs, *_ = world
+    collator = PairCollator(model, tokenise_pairs(model, pairs, SPECS), chunks)
+    return collator([{"pair_id": i} for i in range(rows)]), collator
+
+
+def objective(world, **changes) -> Objective:
+    model, _, relations, shrinkage = world
+    return Objective(model.eval(), WIDTHS, settings(**changes), relations, shrinkage)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_and_names_its_components(world, method):
+    before = weights(world[0]).clone()
+    model, history, report = run(world, method=method)
+    assert torch.equal(weights(world[0]), before), "the reference model was changed"
+    assert report["method"] == method
+    if method == "reference":
+        assert torch.equal(weights(model), before)
+        assert history.empty
+        return
+    assert not torch.equal(weights(model), before)
+    names = set(history["component"])
+    assert {"loss", "info_nce"} <= names
+    assert ("soft_collapse_corr" in names) == ("mic" in method)
+    assert ("reze" in names) == ("reze" in method)
+    assert history["value"].notna().all()
+    assert sorted(history["step"].unique()) == [1, 2, 3]
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(world):
+    first, second = (weights(run(world, method="reze_mic")[0]) for _ in range(2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, weights(run(world, method="reze_mic", seed=1)[0]))
+
+
+def test_gamma_and_alpha_zero_give_mrl_exactly(world):
+    mrl = weights(run(world, method="mrl")[0])
+    assert torch.equal(mrl, weights(run(world, method="reze_mic", gamma=0.0, alpha=0.0)[0]))
+    assert not torch.equal(mrl, weights(run(world, method="reze_mic")[0]))
+
+
+def test_an_empty_shrinkage_gives_distillation_to_the_reference(world):
+    model, _, relations, shrinkage = world
+    empty = Bundle(
+        {
+            "basis": np.zeros((64, 0)), "mean": shrinkage["mean"],
+            "offset": np.zeros((3, 0)), "scale": np.ones((3, 0)), "columns": np.zeros(0, int),
+        },
+        shrinkage.header,
+    )  # fmt: skip
+    loss = Objective(model.eval(), WIDTHS, settings(method="reze"), relations, empty)
+    batch, _ = batch_of(world)
+    _, components = loss(batch)
+    # An untrained model is its own reference: nothing to distil yet.
+    assert components["reze"].item() == pytest.approx(0, abs=1e-6)
+
+
+def test_chunks_change_neither_loss_nor_gradient(world):
+    results = []
+    for chunks in (1, 2, 6):
+        loss = objective(world, method="reze_mic", layers="all")
+        loss.model[0].auto_model.config.output_hidden_states = True
+        loss.zero_grad()
+        batch, _ = batch_of(world, chunks)
+        total, _ = loss(batch)
+        total.backward()
+        gradient = torch.cat(
+            [p.grad.flatten() for p in loss.model.parameters() if p.grad is not None]
+        )
+        results.append((total.item(), gradient))
+        loss.model[0].auto_model.config.output_hidden_states = False
+    for total, gradient in results[1:]:
+        assert total == pytest.approx(results[0][0], abs=1e-5)
+        assert torch.allclose(gradient, results[0][1], atol=1e-5)
+
+
+def test_the_batch_restores_the_order_of_texts_and_pads_less_with_more_chunks(world):
+    model = world[0]
+    batch, collator = batch_of(world, chunks=1)
+    one = collator.padding_ratio()
+    batch, collator = batch_of(world, chunks=6)
+    assert 1 <= collator.padding_ratio() < one
+    rows = [row for chunk in batch["chunks"] for row in zip(*chunk.values(), strict=True)]
+    lengths = torch.tensor(
+        [int(row[list(batch["chunks"][0]).index("attention_mask")].sum()) for row in rows]
+    )
+    expected = [len(collator.pairs.rows[i]["input_ids"]) for i in batch["text_id"]]
+    assert lengths[batch["inverse"]].tolist() == expected
+    assert model.tokenizer.pad_token_id == 0
+
+
+def test_prompts_reach_training(world):
+    model, pairs, *_ = world
+    tokens = tokenise_pairs(model, pairs, SPECS)
+    fast = model.tokenizer.convert_tokens_to_ids("fast")
+    first = {
+        task: tokens.rows[tokens.anchor[i]]["input_ids"][1] for i, task in enumerate(pairs["task"])
+    }
+    assert first["faq"] == fast
+    positive = pairs.index[pairs["task"] == "faq"][0]
+    assert tokens.rows[tokens.positive[positive]]["input_ids"][1] != fast
+
+
+def test_vectors_of_another_model_or_table_are_refused(world):
+    model, pairs, relations, shrinkage = world
+    stale = Bundle(relations.arrays, {**relations.header, "weight_hash": "0000"})
+    with pytest.raises(ProvenanceError, match="weight_hash"):
+        train(model, pairs, SPECS, stale, shrinkage, parameters=settings(), widths=WIDTHS, seed=0)
+    shuffled = pairs.iloc[::-1]
+    with pytest.raises(ProvenanceError, match="pair_table_hash"):
+        train(
+            model, shuffled, SPECS, relations, shrinkage,
+            parameters=settings(), widths=WIDTHS, seed=0,
+        )  # fmt: skip
+
+
+def test_a_loss_that_is_not_finite_stops_training_and_names_component_step_and_pairs(world):
+    model, pairs, relations, shrinkage = world
+    vectors = relations["vectors"].copy()
+    vectors[:] = np.nan
+    broken = Bundle({**relations.arrays, "vectors": vectors}, relations.header)
+    with pytest.raises(TrainingError, match=r"step 1: .*reze.*pair_id"):
+        train(
+            model, pairs, SPECS, broken, shrinkage,
+            parameters=settings(method="reze"), widths=WIDTHS, seed=0,
+        )  # fmt: skip
+    assert not model[0].auto_model.config.output_hidden_states
+
+
+def test_a_batch_larger_than_the_data_is_refused(world):
+    with pytest.raises(ParameterError, match=r"training\.batch_size: 64.*2 to 60"):
+        run(world, batch_size=64)
+
+
+def test_truncated_texts_are_reported_by_task_and_can_be_refused(world):
+    model, pairs, relations, shrinkage = world
+    _, _, report = run(world, method="plain")
+    assert set(report["truncated"]) == {"intents", "faq", "pairs"}
+    longest = model.max_seq_length
+    model.max_seq_length = 5
+    header = {**relations.header, "max_length": 5}
+    try:
+        with pytest.raises(ParameterError, match=r"training\.max_truncated.*faq"):
+            train(
+                model, pairs, SPECS, Bundle(relations.arrays, header),
+                Bundle(shrinkage.arrays, header),
+                parameters=settings(max_truncated=0.0), widths=WIDTHS, seed=0,
+            )  # fmt: skip
+    finally:
+        model.max_seq_length = longest
+
+
+def test_middle_last_and_all_layers():
+    assert layer_indices("middle", 6) == [2, 3, 4]
+    assert layer_indices("last", 6) == [6]
+    assert layer_indices("all", 3) == [1, 2, 3]
+    assert layer_indices([2, 6], 6) == [2, 6]
+    with pytest.raises(ParameterError, match=r"training\.layers: \[7\].*1 to 6"):
+        layer_indices([7], 6)
+
+
+def test_a_rotated_start_leaves_the_reze_loss_as_it_was(world):
+    batch, _ = batch_of(world)
+    from domain_embeddings.core.training.train import _copy, _rotate_start
+
+    model, _, relations, shrinkage = world
+    _, plain = objective(world, method="reze", reze_main="full")(batch)
+    rotated = _copy(model).eval()
+    moved, moved_shrinkage = _rotate_start(rotated, relations, shrinkage)
+    loss = Objective(
+        rotated, WIDTHS, settings(method="reze", reze_main="full"), moved, moved_shrinkage
+    )
+    _, turned = loss(batch)
+    for name in ("reze", "info_nce"):
+        assert turned[name].item() == pytest.approx(plain[name].item(), abs=2e-6)
+
+
+@pytest.mark.parametrize("when", ["init", "final", "both"])
+def test_rotations_train_and_save(world, when, tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    model, *_ = run(world, method="reze_mic", rotation={"when": when, "centre": when == "final"})
+    model.save_pretrained(str(tmp_path / when))
+    loaded = SentenceTransformer(str(tmp_path / when))
+    np.testing.assert_allclose(loaded.encode("lost card"), model.encode("lost card"), atol=1e-6)
+
+
+def test_weights_repeat_or_thin_out_a_task():
+    tasks = pd.Series(["a"] * 100 + ["b"] * 100)
+    specs = [{"name": "a", "weight": 2.0}, {"name": "b", "weight": 0.5}]
+    ids = weighted_ids(tasks, specs, seed=0)
+    assert (ids < 100).sum() == 200
+    assert 30 < (ids >= 100).sum() < 70
+    assert np.array_equal(weighted_ids(tasks, [], seed=0), np.arange(200))
+
+
+def test_auto_device_is_what_the_machine_has():
+    assert resolve_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert resolve_device("cpu") == "cpu"

@@ -1,0 +1,176 @@
+"""Tests of the nodes of the evaluation stage, on tiny models."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from task_data import pairs, records, specs
+from tiny_models import tiny_sentence_transformer
+
+from domain_embeddings.core.bundle import Bundle
+from domain_embeddings.core.encoders import batching
+from domain_embeddings.core.encoders.rotation import rotate_model
+from domain_embeddings.core.errors import DataError, ParameterError
+from domain_embeddings.parameters import (
+    ClassificationProbe,
+    ClusteringProbe,
+    EvaluationParameters,
+    TrainingParameters,
+)
+from domain_embeddings.pipelines.evaluation import create_pipeline
+from domain_embeddings.pipelines.evaluation.nodes import (
+    embed_adapted,
+    embed_reference,
+    measure_geometry,
+    score,
+)
+
+WIDTH = 32
+SPECS = specs("classification", "clustering", "retrieval", "sts")
+SPECS[1]["uses"] = ["train"]
+EVALUATED = {"classification", "retrieval", "sts"}
+PARAMETERS = EvaluationParameters(
+    fit_pairs=20,
+    bootstrap=50,
+    classification=ClassificationProbe(samples_per_label=3, experiments=2),
+    clustering=ClusteringProbe(documents=30, experiments=2),
+)
+INPUTS = (records(), pairs(), SPECS)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    return [
+        tiny_sentence_transformer(tmp_path_factory.mktemp(f"tiny{seed}"), WIDTH, seed=seed)
+        for seed in (0, 1)
+    ]
+
+
+@pytest.fixture(scope="module")
+def banks(models):
+    reference = embed_reference(models[0], *INPUTS, PARAMETERS, [4, 8], 3)
+    models[1].trained_widths = [8, WIDTH]
+    return reference, embed_adapted(models[1], *INPUTS, PARAMETERS, [4, 8], 3)
+
+
+def eigenspace(header) -> Bundle:
+    width = 2 * WIDTH
+    arrays = {
+        "eigenvalues": np.ones(width),
+        "eigenvectors": np.eye(width),
+        "mean": np.zeros(width),
+        "active": np.ones(width, dtype=bool),
+    }
+    return Bundle(arrays, {**header, "sources": ["classification", "clustering"]})
+
+
+def test_both_models_embed_the_same_texts(banks):
+    reference, adapted = banks
+    np.testing.assert_array_equal(reference["keys"], adapted["keys"])
+    assert not np.allclose(reference["vectors"], adapted["vectors"])
+    assert reference.header["widths"] == []
+    assert adapted.header["widths"] == [8, WIDTH]
+    assert reference.header["weight_hash"] != adapted.header["weight_hash"]
+
+
+def test_only_the_evaluated_split_what_probes_draw_and_sampled_pairs_are_embedded(banks):
+    frame = records()
+    every = set(frame["text"].dropna()) | set(frame["text2"].dropna().str.strip())
+    trained = frame[(frame["split"] == "train") & (frame["task"] == "clustering")]
+    # 2 probes of 3 rows for each of 4 labels, 20 pairs of 2 texts.
+    evaluated = frame[(frame["split"] == "test") & frame["task"].isin(EVALUATED)]
+    texts = set(evaluated["text"].dropna()) | set(evaluated["text2"].dropna().str.strip())
+    assert len(texts) < len(banks[0]["keys"]) <= len(texts) + 2 * 3 * 4 + 2 * 20
+    assert len(banks[0]["keys"]) < len(every) - len(trained) + 100
+
+
+def test_texts_are_encoded_once_however_many_widths_are_scored(banks, monkeypatch):
+    def fail(*args, **kwargs):
+        pytest.fail("scoring encodes")
+
+    monkeypatch.setattr(batching, "encode", fail)
+    scores = score(*banks, *INPUTS, PARAMETERS, TrainingParameters(method="mic"), [4, 8], 3)
+    assert sorted(scores["width"].unique()) == [4, 8, WIDTH]
+    assert set(scores["transform"]) == {"none", "pca"}
+    assert set(scores.loc[scores["model"] == "adapted", "method"]) == {"mic"}
+    assert set(scores["task"]) == {*EVALUATED, "mean"}
+
+
+def test_the_whole_stage_is_reproducible(banks):
+    parameters = PARAMETERS.model_copy(update={"transforms": ["pca"]})
+    first, second = (
+        score(*banks, *INPUTS, parameters, TrainingParameters(), [WIDTH], 3) for _ in range(2)
+    )
+    assert first.equals(second)
+
+
+def test_geometry_covers_all_widths_and_both_models(banks):
+    reference, adapted = banks
+    shrinkage = Bundle({"columns": np.array([0, 1])}, {})
+    scores = measure_geometry(
+        *(reference, adapted, INPUTS[1], SPECS, eigenspace(reference.header), shrinkage),
+        *(PARAMETERS, [4, 8], 3),
+    )
+    assert set(scores["model"]) == {"reference", "adapted"}
+    assert set(scores["width"]) == {4, 8, WIDTH}
+    assert set(scores["source"]) == {"all", "classification", "clustering"}
+
+
+def test_a_rotated_model_is_only_turned(models, tmp_path):
+    turned = tiny_sentence_transformer(tmp_path, WIDTH, seed=0)
+    basis = np.linalg.qr(np.random.default_rng(0).normal(size=(WIDTH, WIDTH)))[0]
+    rotate_model(turned, basis, np.zeros(WIDTH))
+    reference, adapted = (
+        embed_reference(model, *INPUTS, PARAMETERS, [4], 3) for model in (models[0], turned)
+    )
+    np.testing.assert_allclose(adapted["rotation"], basis, atol=1e-6)
+    scores = measure_geometry(
+        *(reference, adapted, INPUTS[1], SPECS, eigenspace(reference.header)),
+        *(Bundle({"columns": np.array([], dtype=int)}, {}), PARAMETERS, [4], 3),
+    )
+    shift = scores[(scores["measure"] == "shift") & (scores["model"] == "adapted")]
+    assert shift["value"].abs().max() < 1e-5
+
+
+def test_embedding_leaves_the_global_generators_alone(models):
+    torch.manual_seed(4)
+    expected = torch.rand(1).item()
+    torch.manual_seed(4)
+    embed_reference(models[0], *INPUTS, PARAMETERS, [4], 3)
+    assert torch.rand(1).item() == expected
+
+
+@pytest.mark.parametrize("embed", [embed_reference, embed_adapted])
+def test_a_width_beyond_the_model_is_refused_before_encoding(models, monkeypatch, embed):
+    monkeypatch.setattr(batching, "encode", lambda *a, **k: pytest.fail("encoded"))
+    with pytest.raises(ParameterError, match=rf"widths: \[64\].*largest allowed is {WIDTH}"):
+        embed(models[0], *INPUTS, PARAMETERS, [4, 64], 3)
+
+
+def test_a_task_that_cannot_be_scored_is_refused_before_encoding(models, monkeypatch):
+    monkeypatch.setattr(batching, "encode", lambda *a, **k: pytest.fail("encoded"))
+    frame = records()
+    frame.loc[frame["task"] == "sts", "score"] = 1.0
+    with pytest.raises(DataError, match="Task 'sts'"):
+        embed_reference(models[0], frame, *INPUTS[1:], PARAMETERS, [4], 3)
+
+
+def test_the_pipeline_connects_banks_scores_and_geometry():
+    pipeline = create_pipeline()
+    assert pipeline.outputs() == {"truncation_scores", "geometry_scores"}
+    assert {"reference_model", "adapted_model", "relation_eigenspace"} <= pipeline.inputs()
+    assert len(pipeline.nodes) == 4
+
+
+def test_importing_the_pipeline_loads_nothing_heavy():
+    code = (
+        "import sys, domain_embeddings.pipelines.evaluation;"
+        "heavy = {'torch', 'mteb', 'sklearn', 'scipy', 'datasets', 'transformers'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

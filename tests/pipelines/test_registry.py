@@ -1,0 +1,157 @@
+"""The catalog, the parameters and the graph agree with each other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import get_type_hints
+
+import pytest
+import yaml
+from kedro.config import OmegaConfigLoader
+from kedro.pipeline import Pipeline
+
+from domain_embeddings.core.errors import ParameterError
+from domain_embeddings.parameters import Parameters, Section, check_parameters
+from domain_embeddings.pipeline_registry import STAGES, register_pipelines
+
+ROOT = Path(__file__).parents[2]
+LAYERS = ["raw", "intermediate", "primary", "feature", "model_input", "models", "model_output", "reporting"]  # fmt: skip  # noqa: E501
+INPUTS = {"raw_tasks", "reference_model"}
+PIPELINES = register_pipelines()
+
+
+def load_config(env: str = "base") -> OmegaConfigLoader:
+    return OmegaConfigLoader(
+        str(ROOT / "conf"),
+        env=env,
+        base_env="base",
+        default_run_env="base",
+        custom_resolvers={"project_path": lambda: str(ROOT)},
+    )
+
+
+CATALOG = load_config()["catalog"]
+PARAMETERS = load_config()["parameters"]
+WHOLE = PIPELINES["domain_adapt"]
+
+
+def data_sets(pipeline: Pipeline) -> set[str]:
+    return {name for name in pipeline.datasets() if not name.startswith("param")}
+
+
+def test_the_stages_sum_to_the_default_pipeline():
+    names = [stage.__name__.rpartition(".")[2] for stage in STAGES]
+    assert names == [
+        "ingestion", "curation", "relations", "reze", "training", "evaluation", "reporting",
+    ]  # fmt: skip
+    parts = [node.name for name in names for node in PIPELINES[name].nodes]
+    assert sorted(parts) == sorted(node.name for node in WHOLE.nodes)
+    assert PIPELINES["__default__"].describe() == WHOLE.describe()
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_every_edge_is_a_catalog_entry(name):
+    assert data_sets(PIPELINES[name]) <= set(CATALOG)
+
+
+def test_every_entry_is_used():
+    assert set(CATALOG) == data_sets(WHOLE)
+
+
+@pytest.mark.parametrize("name", sorted(data_sets(WHOLE)))
+def test_every_entry_has_a_layer_and_every_output_is_versioned(name):
+    entry = CATALOG[name]
+    assert entry["metadata"]["kedro-viz"]["layer"] in LAYERS
+    assert entry.get("versioned", False) == (name not in INPUTS)
+    assert "MemoryDataset" not in entry["type"]
+
+
+def test_every_output_is_written_once_to_its_own_place():
+    outputs = Counter(name for node in WHOLE.nodes for name in node.outputs)
+    assert set(outputs.values()) == {1}
+    places = Counter(CATALOG[name]["filepath"] for name in outputs)
+    assert set(places.values()) == {1}
+
+
+def test_data_flows_through_the_layers_in_one_direction():
+    order = {name: LAYERS.index(CATALOG[name]["metadata"]["kedro-viz"]["layer"]) for name in CATALOG}  # noqa: E501
+    for node in WHOLE.nodes:
+        for source in data_sets(Pipeline([node])) & set(node.inputs):
+            assert all(order[source] <= order[target] for target in node.outputs), node.name
+
+
+def test_every_parameter_is_used_and_every_used_one_exists():
+    used = {name.removeprefix("params:") for name in WHOLE.inputs() if name.startswith("params:")}
+    assert used == set(PARAMETERS)
+
+
+def test_the_documented_defaults_are_the_typed_defaults():
+    assert Parameters().model_dump(mode="json") == PARAMETERS
+
+
+def test_nodes_take_their_parameter_sections_typed():
+    for node in WHOLE.nodes:
+        hints = get_type_hints(node.func)
+        arguments = dict(zip(hints, node.inputs, strict=False))
+        for argument, name in arguments.items():
+            section = PARAMETERS.get(name.removeprefix("params:"))
+            if name.startswith("params:") and isinstance(section, dict):
+                assert issubclass(hints[argument], Section), (node.name, argument)
+
+
+@pytest.mark.parametrize("env", ["test", "gpu"])
+def test_other_environments_change_values_but_never_the_graph(env):
+    config = load_config(env)
+    assert set(config["catalog"]) == set(CATALOG)
+    check_parameters(config["parameters"])
+
+
+def test_all_parameter_errors_are_listed_at_once_with_allowed_values():
+    raw = {
+        "widths": [32, 16],
+        "training": {"method": "magic", "alhpa": 1.0, "batch_size": 1},
+        "reze": {"rho": 2},
+        "speed": 1,
+    }
+    with pytest.raises(ParameterError) as error:
+        check_parameters(raw)
+    message = str(error.value)
+    for part in (
+        "training.method", "'reze_mic'", "training.alhpa: unknown parameter; allowed:", "alpha",
+        "training.batch_size", "reze.rho", "speed: unknown parameter",
+    ):  # fmt: skip
+        assert part in message
+    with pytest.raises(ParameterError, match=r"widths: must be strictly increasing, got \[32, 16\]"):
+        check_parameters({"widths": [32, 16]})
+    with pytest.raises(ParameterError, match=r"training\.width_weights: needs one weight per width"):
+        check_parameters({"training": {"width_weights": [1.0]}})
+
+
+def test_listing_pipelines_imports_neither_torch_nor_mteb():
+    code = (
+        "import sys, domain_embeddings.settings as s;"
+        "from domain_embeddings.pipeline_registry import register_pipelines as r; r();"
+        "heavy = {'torch', 'mteb', 'transformers', 'sklearn', 'mlflow'} & set(sys.modules);"
+        "sys.exit(', '.join(heavy))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_constraints_pin_what_the_project_requires():
+    pins = {
+        line.partition("==")[0].lower().replace("_", "-")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    for requirement in wanted:
+        name = requirement.split(">")[0].split("=")[0].split("[")[0].strip().lower()
+        assert name in pins, requirement
+    assert yaml.safe_load((ROOT / ".telemetry").read_text()) == {"consent": False}
