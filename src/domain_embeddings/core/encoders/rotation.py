@@ -21,7 +21,8 @@ def fit_rotation(embeddings: np.ndarray, *, centre: bool) -> tuple[np.ndarray, n
 
     Args:
         embeddings: Full-width embeddings of training text, shape (n, d).
-        centre: Measure variance around the mean, and subtract the mean when rotating.
+        centre: Subtract the mean when rotating. The axes are those of the covariance either way: the
+            mean is a direction that all texts share, and so tells none of them apart.
 
     Returns:
         U of shape (d, d), eigenvectors as columns by descending eigenvalue with canonical signs,
@@ -31,10 +32,9 @@ def fit_rotation(embeddings: np.ndarray, *, centre: bool) -> tuple[np.ndarray, n
         docs/method.md, section 4b.
     """
     x = np.asarray(embeddings, dtype=np.float64)
-    mean = x.mean(axis=0) if centre else np.zeros(x.shape[1])
-    x = x - mean
-    _, vectors = np.linalg.eigh(x.T @ x / len(x))
-    return canonical_signs(vectors[:, ::-1]), mean
+    mean = x.mean(axis=0)
+    _, vectors = np.linalg.eigh(np.cov(x, rowvar=False))
+    return canonical_signs(vectors[:, ::-1]), mean if centre else np.zeros_like(mean)
 
 
 def rotate_model(model: SentenceTransformer, basis: np.ndarray, mean: np.ndarray) -> None:
