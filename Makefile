@@ -10,7 +10,7 @@ export MLFLOW_DISABLE_TELEMETRY ?= true
 export MLFLOW_SERVER_ENABLE_JOB_EXECUTION ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint format viz ui clean
+.PHONY: help install run test bench lint format viz ui clean
 
 help:  ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -27,6 +27,9 @@ run: $(STAMP)  ## Adapt the embedded model to the embedded code domain (ARGS=...
 
 test: $(STAMP)  ## Run the tests (ARGS=... is passed on)
 	$(BIN)/python -m pytest $(ARGS)
+
+bench: $(STAMP)  ## Measure training speed against sentence-transformers (ARGS=... is passed on)
+	$(BIN)/python -m benchmarks.training $(ARGS)
 
 lint: $(STAMP)  ## Check style, types and the architecture
 	$(BIN)/ruff check .

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
 from kedro.framework.cli.project import run as kedro_run
 from kedro.framework.cli.utils import CONTEXT_SETTINGS
+from kedro.pipeline import Pipeline
 
 from domain_embeddings.core.errors import user_error
+
+logger = logging.getLogger(__name__)
 
 
 @click.group(context_settings=CONTEXT_SETTINGS, name="domain_embeddings")
@@ -25,13 +32,96 @@ class FriendlyRun(click.Command):
         Raises:
             ClickException: For an error the user can correct.
         """
+        check_names(ctx.params)
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            _mark_as_killed()
+            raise
         except Exception as error:
-            known = user_error(error)
-            if known is None:
+            message = explain(error)
+            if message is None:
                 raise
-            raise click.ClickException(str(known)) from None
+            logger.debug("The run ended with:", exc_info=True)
+            raise click.ClickException(message) from None
+
+
+def check_names(options: Mapping[str, Any]) -> None:
+    """Refuse names of pipelines, nodes, tags and data sets that do not exist.
+
+    Kedro finds them later, one at a time, and as a traceback.
+
+    Args:
+        options: The options of `kedro run`, as click has parsed them.
+
+    Raises:
+        ClickException: Naming the option, the unknown name and the allowed ones.
+    """
+    from kedro.framework.project import pipelines
+
+    chosen = [*(options.get("pipelines") or []), *filter(None, [options.get("pipeline")])]
+    _require_known("--pipelines", chosen, pipelines)
+    whole = sum((pipelines[name] for name in chosen or ["__default__"]), Pipeline([]))
+    nodes = {node.name for node in whole.nodes}
+    for option in ("node_names", "from_nodes", "to_nodes"):
+        flag = "--nodes" if option == "node_names" else f"--{option.replace('_', '-')}"
+        _require_known(flag, options.get(option) or [], nodes)
+    tags = {tag for node in whole.nodes for tag in node.tags}
+    _require_known("--tags", options.get("tags") or [], tags)
+    data = {name for name in whole.datasets() if not name.startswith("param")}
+    for option in ("from_inputs", "to_outputs", "load_versions"):
+        flag = f"--{option.replace('_', '-')}"
+        _require_known(flag, options.get(option) or [], data)
+
+
+def _require_known(option: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse a name that is not among the known ones."""
+    names = sorted(known)
+    for name in given:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"; did you mean '{close[0]}'?" if close else "."
+            msg = f"{option}: there is no '{name}'{hint} Allowed: {', '.join(names)}"
+            raise click.ClickException(msg)
+
+
+def explain(error: Exception) -> str | None:
+    """Return what to tell the user about an error, or None if it is not theirs to correct.
+
+    Args:
+        error: What ended the run.
+
+    Returns:
+        The message of a `UserError` anywhere in the chain of causes, or of what Kedro raises about
+        configuration and stored data; None for anything else, which deserves its traceback.
+    """
+    from kedro.config import MissingConfigException
+    from kedro.io import DatasetError
+    from kedro.io.core import VersionNotFoundError
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    known = user_error(error)
+    if known is not None:
+        return str(known)
+    if isinstance(error, VersionNotFoundError):
+        return f"{error}\nRun the stage that makes it first, or the whole of domain_adapt."
+    if isinstance(error, DatasetError | MissingConfigException | OmegaConfBaseException):
+        return str(error)
+    if isinstance(error, YAMLError):
+        return f"conf: not valid YAML: {error}"
+    return None
+
+
+def _mark_as_killed() -> None:
+    """Close an open MLflow run as KILLED; at exit MLflow itself would call it finished."""
+    mlflow = sys.modules.get("mlflow")
+    if mlflow is None:
+        return
+    try:
+        mlflow.end_run("KILLED")
+    except Exception as error:
+        logger.warning("MLflow could not close the run: %s", error)
 
 
 cli.add_command(

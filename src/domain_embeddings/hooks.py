@@ -16,7 +16,9 @@ import pandas as pd
 from kedro.framework.context import KedroContext
 from kedro.framework.hooks import hook_impl
 from kedro.io import AbstractVersionedDataset, CatalogProtocol
+from kedro.io.core import VersionNotFoundError
 from kedro.pipeline import Pipeline
+from kedro.pipeline.node import Node
 
 from domain_embeddings.core.errors import ParameterError, user_error
 from domain_embeddings.parameters import Parameters, check_parameters
@@ -25,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 MEBIBYTE_PER_KIB = 1 / 1024
 MAX_TAG = 5_000
+MAX_REASON = 200
+# A tracking server that fails this often in a row is not asked again in the same run.
+GIVE_UP_AFTER = 3
 PLOTS = (
     "quality_by_dimension",
     "eigen_spectrum",
@@ -75,9 +80,10 @@ class ParametersHook:
         """
         self.parameters = check_parameters(dict(context.config_loader["parameters"]))
 
-    @hook_impl
+    # First of all hooks, so that a refused run is not one that MLflow has opened already.
+    @hook_impl(tryfirst=True)
     def before_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
-        """Refuse widths that the reference model does not have.
+        """Refuse a model that is not there and widths that it does not have.
 
         Raises:
             ParameterError: Naming the key and the largest allowed width.
@@ -96,16 +102,18 @@ class TrackingHook:
 
     kedro-mlflow opens and closes the run; it is called from here, not registered as a plugin,
     because it would log a typed parameter section as one long string; parameters are logged flat
-    instead. A tracking server that is down costs the tracking of a figure and a warning, never
-    the figure itself: all of them are catalog entries.
+    instead. A tracking server that is down costs the tracking and a warning, never the run and
+    never a figure: all of them are catalog entries.
     """
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
         """Set MLflow up and keep the raw parameters."""
+        self._failures = 0
+        self._ready = True
         self._mlflow = _kedro_mlflow_hook()
         self._raw_parameters = dict(context.config_loader["parameters"])
-        self._mlflow.after_context_created(context)
+        self._ready = self._track(self._mlflow.after_context_created, context)
 
     @hook_impl
     def before_pipeline_run(
@@ -114,7 +122,11 @@ class TrackingHook:
         """Open the run and log parameters, versions and the commit."""
         self._started = time.monotonic()
         self._catalog = catalog
-        self._mlflow.before_pipeline_run(run_params, pipeline, catalog)
+        self._track(self._mlflow.before_pipeline_run, run_params, pipeline, catalog)
+        # Without an open run MLflow would start one of its own at the first tag.
+        self._ready = self._ready and _run_is_open()
+        if not self._ready and self._mlflow._is_mlflow_enabled:
+            logger.warning("This run is not tracked; its figures are kept in the catalog.")
         parameters = Parameters.model_validate(self._raw_parameters)
         self._track(_log_parameters, parameters.model_dump(mode="json"), run_params)
 
@@ -147,7 +159,7 @@ class TrackingHook:
             ("peak_memory_mib", peak_memory_mib(), 0),
         ]
         self._track(_log_metrics, cost)
-        self._mlflow.after_pipeline_run(run_params, pipeline, catalog)
+        self._close(self._mlflow.after_pipeline_run, run_params, pipeline, catalog)
 
     @hook_impl
     def on_pipeline_error(
@@ -159,18 +171,33 @@ class TrackingHook:
     ) -> None:
         """Leave the run FAILED, with the reason as a tag."""
         self._track(_set_tag, "error", str(user_error(error) or error)[:MAX_TAG])
-        self._mlflow.on_pipeline_error(error, run_params, pipeline, catalog)
+        self._close(self._mlflow.on_pipeline_error, error, run_params, pipeline, catalog)
 
-    def _track(self, function: Any, *arguments: Any) -> None:
-        """Call an MLflow function; a failing server is worth a warning, never the run."""
-        if not self._mlflow._is_mlflow_enabled:
-            return
-        from mlflow.exceptions import MlflowException
+    def _close(self, function: Any, *arguments: Any) -> None:
+        """Close the run even if the server was given up: a later run must not find it open."""
+        self._failures = 0
+        self._track(function, *arguments)
 
+    def _track(self, function: Any, *arguments: Any) -> bool:
+        """Call an MLflow function; a failing server is worth a warning, never the run.
+
+        Returns:
+            Whether the call was made and succeeded.
+        """
+        enabled = self._ready and self._mlflow._is_mlflow_enabled
+        if not enabled or self._failures >= GIVE_UP_AFTER:
+            return False
         try:
             function(*arguments)
-        except (MlflowException, OSError) as error:
-            logger.warning("MLflow did not take %s: %s", function.__name__.lstrip("_"), error)
+        # Which errors a server, its database or its file system answers with is not documented.
+        except Exception as error:
+            self._failures += 1
+            logger.warning("MLflow failed in %s: %s", function.__name__, _reason(error))
+            if self._failures == GIVE_UP_AFTER:
+                logger.warning("MLflow is not asked again; the figures are kept in the catalog.")
+            return False
+        self._failures = 0
+        return True
 
     def _version(self, name: str, resolve: str) -> str | None:
         dataset = self._catalog.get(name) if name in self._catalog else None
@@ -184,8 +211,20 @@ class TrackingHook:
         return Path(str(dataset._get_versioned_path(dataset.resolve_save_version())))
 
 
+def _reason(error: Exception) -> str:
+    """Return the beginning of an error's message on one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]} ..."
+
+
 class SummaryHook:
     """End a run with its answer, and with where to look further."""
+
+    @hook_impl
+    def on_node_error(self, error: Exception, node: Node) -> None:
+        """Name the node of an error that nobody foresaw; the others say what to correct."""
+        if user_error(error) is None:
+            logger.error("Node '%s' failed.", node.name)
 
     @hook_impl
     def before_pipeline_run(self, catalog: CatalogProtocol) -> None:
@@ -215,8 +254,10 @@ class SummaryHook:
         )
 
     def _latest(self, name: str) -> str:
-        dataset = self._catalog.get(name)
-        return str(dataset._get_load_path())
+        try:
+            return str(self._catalog.get(name)._get_load_path())
+        except VersionNotFoundError:
+            return "(not made yet)"
 
 
 Metric = tuple[str, float, int]
@@ -275,6 +316,12 @@ def flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def _run_is_open() -> bool:
+    import mlflow
+
+    return mlflow.active_run() is not None
 
 
 def _log_parameters(parameters: dict[str, Any], run_params: dict[str, Any]) -> None:

@@ -8,13 +8,16 @@ from pathlib import Path
 from kedro.config import OmegaConfigLoader
 from kedro.utils import find_kedro_project
 
-# Set before MLflow is imported: its telemetry costs seconds without a network, and its job workers
-# outlive the UI. OpenMP threads that spin while they wait make small models crawl on shared
+# Set before MLflow is imported: its telemetry costs seconds without a network, its job workers
+# outlive the UI, and it would wait minutes for a tracking server that is down. OpenMP threads that spin while they wait make small models crawl on shared
 # machines.
 for name, value in {
     "DO_NOT_TRACK": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
     "OMP_WAIT_POLICY": "PASSIVE",
     "TOKENIZERS_PARALLELISM": "true",
 }.items():
@@ -27,8 +30,9 @@ from domain_embeddings.hooks import (  # noqa: E402 - needs the environment abov
 )
 
 HOOKS = (ParametersHook(), TrackingHook(), SummaryHook())
-# TrackingHook calls kedro-mlflow's hook itself, see there.
-DISABLE_HOOKS_FOR_PLUGINS = ("kedro-mlflow",)
+# TrackingHook calls kedro-mlflow's hook itself, see there. Kedro compares with the name as the
+# distribution spells it, which is with an underscore today.
+DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow", "kedro-mlflow")
 CONFIG_LOADER_CLASS = OmegaConfigLoader
 CONFIG_LOADER_ARGS = {
     "base_env": "base",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from kedro.io import AbstractDataset, AbstractVersionedDataset, DatasetError, Version
+
+from domain_embeddings.core.errors import ParameterError
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 class ReferenceModelDataset(AbstractDataset):
@@ -63,10 +68,22 @@ class ReferenceModelDataset(AbstractDataset):
         return load_encoder(**self._arguments, device=device)
 
     def width(self) -> int | None:
-        """Return the embedding width without loading the model, or None if only loading tells."""
+        """Return the embedding width without loading the model, or None if only loading tells.
+
+        Raises:
+            ParameterError: If the source is a package or folder that does not exist.
+        """
         from domain_embeddings.core.encoders.loading import read_width
 
-        return read_width(self._arguments["source"])
+        source = self._arguments["source"]
+        if _names_a_folder(source) and not Path(source).is_dir():
+            msg = (
+                f"reference_model.source: there is no folder '{source}' (looked for "
+                f"{Path(source).resolve()}); allowed: package:<module>, a folder with a "
+                "sentence-transformers model, or a hub id such as owner/name"
+            )
+            raise ParameterError(msg)
+        return read_width(source)
 
     def save(self, data: Any) -> None:
         """Refuse: the reference model is an input."""
@@ -135,3 +152,14 @@ class SentenceTransformerDataset(AbstractVersionedDataset):
 
     def _describe(self) -> dict[str, Any]:
         return {"filepath": str(self._filepath), "version": self._version, "device": self._device}
+
+
+def _names_a_folder(source: str) -> bool:
+    """Say whether a model source can only be a folder: not a package, and not a hub id.
+
+    ``owner/name`` is read as a folder where the project has a folder ``owner``.
+    """
+    if source.startswith("package:"):
+        return False
+    parent = Path(source).parent
+    return _HUB_ID.fullmatch(source) is None or (parent != Path() and parent.is_dir())

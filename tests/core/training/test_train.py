@@ -183,6 +183,17 @@ def test_prompts_reach_training(world):
     assert tokens.rows[tokens.positive[positive]]["input_ids"][1] != fast
 
 
+def test_classes_are_told_apart_by_task_and_pairs_without_one_have_none(world):
+    model, pairs, *_ = world
+    labels = pairs.assign(label=["1", "1", None] * 20)
+    codes = tokenise_pairs(model, labels, SPECS).label
+    assert codes[0] == codes[3] != codes[1]
+    assert codes[1] == codes[4]
+    assert set(codes[2::3]) == {-1}
+    nothing = pairs.assign(label=pd.Series([None] * len(pairs), dtype="string"))
+    assert set(tokenise_pairs(model, nothing, SPECS).label) == {-1}
+
+
 def test_vectors_of_another_model_or_table_are_refused(world):
     model, pairs, relations, shrinkage = world
     stale = Bundle(relations.arrays, {**relations.header, "weight_hash": "0000"})

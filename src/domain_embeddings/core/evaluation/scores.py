@@ -1,8 +1,9 @@
 """The prefix sweep: every model, transform, task and width scored, with paired uncertainty.
 
 All models are scored on the same rows with the same draws, and a bootstrap resample takes the same
-rows for every model. The difference between two models is therefore judged on its own, which is
-much sharper than comparing two intervals.
+rows for every model, transform and width. The difference between any two of them is therefore
+judged on its own, which is much sharper than comparing two intervals. Which differences are taken
+is a plain list (`contrasts`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from domain_embeddings.core.statistics.bootstrap import interval, resample_indic
 logger = logging.getLogger(__name__)
 
 REFERENCE = "reference"
+AS_IS = "none"
 MEAN_TASK = "mean"
 MEAN_METRIC = "main"
 COLUMNS = (
@@ -94,6 +96,87 @@ class Measurement:
 Cell = dict[str, Measurement]
 
 
+@dataclass(frozen=True)
+class Vectors:
+    """One kind of vectors that an index could hold.
+
+    Args:
+        model: Name of the model.
+        transform: Name of the post-hoc transform.
+        width: Prefix width.
+    """
+
+    model: str
+    transform: str
+    width: int
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A named comparison: the scores of ``left`` minus those of ``right``, row by row.
+
+    Args:
+        name: What its rows have in the column ``model``.
+        left: The vectors in question; their transform, width and method stand in the rows.
+        right: The vectors they are compared with.
+    """
+
+    name: str
+    left: Vectors
+    right: Vectors
+
+
+Scores = Mapping[tuple[Vectors, str], Cell]
+
+
+def contrasts(
+    models: Mapping[str, int], transforms: Sequence[str], widths: Sequence[int]
+) -> list[Contrast]:
+    """List the paired comparisons of a sweep.
+
+    For every model but the reference, under every transform and at every width:
+
+    * ``<model>_minus_reference``: against the untouched model under the same transform. What did
+      training change?
+
+    For the same models as they are (transform ``none``), at every width and for every other
+    transform T (pca is the cheap rival that needs no training):
+
+    * ``<model>_minus_reference_T``: against the untouched model after T.
+    * ``<model>_minus_<model>_T``: against the same model after T.
+
+    For every model and transform, at every width below the full one:
+
+    * ``<model>_minus_full_width``: against the same vectors at full width. What does the cut cost?
+
+    Args:
+        models: Full width by model name.
+        transforms: Names of the evaluated transforms.
+        widths: Evaluated widths. A model whose full width is not among them is not compared to it.
+
+    Returns:
+        The contrasts; a name, transform and width occur once.
+    """
+    found = []
+    for model, full in models.items():
+        for transform, width in itertools.product(transforms, widths):
+            left = Vectors(model, transform, width)
+            rivals = {}
+            if model != REFERENCE and REFERENCE in models:
+                rivals[REFERENCE] = Vectors(REFERENCE, transform, width)
+            if model != REFERENCE and transform == AS_IS:
+                rivals |= {
+                    f"{other}_{after}": Vectors(other, after, width)
+                    for other in (REFERENCE, model)
+                    for after in transforms
+                    if other in models and after != AS_IS
+                }
+            if width < full and full in widths:
+                rivals["full_width"] = Vectors(model, transform, full)
+            found += [Contrast(f"{model}_minus_{name}", left, to) for name, to in rivals.items()]
+    return found
+
+
 def check_widths(widths: Sequence[int], width: int, model: str) -> None:
     """Refuse widths that the model does not have.
 
@@ -131,10 +214,19 @@ def sweep(  # noqa: PLR0913 - the five ingredients of an evaluation and two sett
         show_progress: Whether to draw a progress bar.
 
     Returns:
-        Tidy scores with the columns `COLUMNS`: one row per model, transform, task, width and
-        metric; rows of the task ``mean``; and for every model but the reference rows of
-        ``<model>_minus_reference`` with paired bounds. Bounds are empty for metrics that have no
-        outcome per row (macro F1, for example).
+        Tidy scores with the columns `COLUMNS`, one row per model, transform, task, width and
+        metric:
+
+        * ``model``: a model, or the name of a contrast of `contrasts`, whose rows hold paired
+          differences; ``method``, ``transform``, ``width``, ``prompts`` and ``max_length`` are
+          then those of its left side.
+        * ``task``, ``type``, ``n``: the task and its number of test rows; the task ``mean`` is the
+          mean of the main metrics of all tasks, which are resampled independently.
+        * ``metric``, ``main``: the metric, and whether it is the main one of its task.
+        * ``value``, ``low``, ``high``: score from 0 to 1 (a difference from -1 to 1) and its
+          bootstrap interval; empty bounds for metrics that have no outcome per row (macro F1, for
+          example).
+        * ``seed``, ``split``, ``mteb_version``: how it was scored.
 
     Raises:
         ParameterError: A width exceeds the width of a model.
@@ -143,7 +235,7 @@ def sweep(  # noqa: PLR0913 - the five ingredients of an evaluation and two sett
         check_widths(settings.widths, bank.width, name)
         _warn_untrained(settings.widths, bank, name)
     counts = {task.name: _counts(task, settings) for task in tasks}
-    cells: dict[tuple[str, str, str, int], Cell] = {}
+    cells: dict[tuple[Vectors, str], Cell] = {}
     total = len(banks) * len(settings.transforms) * len(tasks) * len(settings.widths)
     with tqdm(total=total, disable=not show_progress) as bar:
         for name, bank, transform in _fitted(banks, specs, pairs, settings):
@@ -152,7 +244,7 @@ def sweep(  # noqa: PLR0913 - the five ingredients of an evaluation and two sett
                 bar.set_description(f"{name} {transform.name} {task.name} {width}")
                 encoder = BankEncoder(bank, prompts, transform, width, name=f"local/{name}")
                 measured = _measure(task.run(encoder), counts[task.name])
-                cells[name, transform.name, task.name, width] = measured
+                cells[Vectors(name, transform.name, width), task.name] = measured
                 bar.update()
     return _Table(banks, tasks, specs, settings, dict(methods or {})).rows(cells)
 
@@ -221,32 +313,32 @@ class _Table:
     settings: SweepSettings
     methods: dict[str, str]
 
-    def rows(self, cells: Mapping[tuple[str, str, str, int], Cell]) -> pd.DataFrame:
+    def rows(self, cells: Scores) -> pd.DataFrame:
         """Return all rows: scores, means over tasks and paired differences."""
         table: list[dict[str, Any]] = []
-        for name in self.banks:
-            for transform in self.settings.transforms:
-                for width in self.settings.widths:
-                    place = {"transform": transform, "width": width}
-                    own = {t.name: cells[name, transform, t.name, width] for t in self.tasks}
-                    table += self._block(name, name, own, place)
-                    if name == REFERENCE or REFERENCE not in self.banks:
-                        continue
-                    base = {t.name: cells[REFERENCE, transform, t.name, width] for t in self.tasks}
-                    gained = {task: _subtract(own[task], base[task]) for task in own}
-                    table += self._block(f"{name}_minus_{REFERENCE}", name, gained, place)
+        for vectors in dict.fromkeys(vectors for vectors, _ in cells):
+            own = {task.name: cells[vectors, task.name] for task in self.tasks}
+            table += self._block(vectors.model, vectors, own)
+        models = {name: bank.width for name, bank in self.banks.items()}
+        for contrast in contrasts(models, self.settings.transforms, self.settings.widths):
+            gained = {
+                task.name: _subtract(cells[contrast.left, task.name], cells[contrast.right, task.name])
+                for task in self.tasks
+            }
+            table += self._block(contrast.name, contrast.left, gained)
         return pd.DataFrame(table, columns=list(COLUMNS))
 
     def _block(
-        self, label: str, name: str, cells: Mapping[str, Cell], place: Mapping[str, Any]
+        self, label: str, vectors: Vectors, cells: Mapping[str, Cell]
     ) -> Iterator[dict[str, Any]]:
-        """Yield the rows of one model, transform and width."""
-        header = self.banks[name].header
+        """Yield the rows of all tasks for one kind of vectors, or for a contrast of it."""
+        header = self.banks[vectors.model].header
         prompts: TaskPrompts = task_prompts(self.specs, header["prompts"])
         common = {
             "model": label,
-            "method": self.methods.get(name, name),
-            **place,
+            "method": self.methods.get(vectors.model, vectors.model),
+            "transform": vectors.transform,
+            "width": vectors.width,
             "seed": self.settings.seed,
             "split": self.settings.split,
             "max_length": int(header["max_length"]),

@@ -74,13 +74,16 @@ def tokenise_pairs(
     codes, texts = pd.factorize(np.array(anchors + positives + negatives, dtype=object))
     n = len(pairs)
     # A class is identified together with its task, so that equal names never meet across tasks.
-    keys = (pairs["task"] + "\x1f" + pairs["label"]).where(pairs["label"].notna())
+    keys = [
+        None if pd.isna(label) else f"{task}\x1f{label}"
+        for task, label in zip(pairs["task"], pairs["label"], strict=True)
+    ]
     return TokenisedPairs(
         rows=tokenise(model, list(texts)),
         anchor=codes[:n],
         positive=codes[n : 2 * n],
         negatives=np.split(codes[2 * n :], np.cumsum(lengths)[:-1]) if n else [],
-        label=pd.factorize(keys)[0],
+        label=pd.factorize(np.array(keys, dtype=object))[0],
         task=pd.factorize(pairs["task"], sort=True)[0],
         truncated=_truncated(model, pairs["task"], anchors, positives),
     )

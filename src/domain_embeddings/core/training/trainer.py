@@ -52,7 +52,10 @@ class PairTrainer(SentenceTransformerTrainer):
         objective = self.loss
         if model is self.model_wrapped and objective.model is not model:
             objective = self.override_model_in_loss(objective, model)
-        total, components = objective(inputs)
+        # One autocast region around all chunks: its cache then casts every weight once a step. The
+        # wrapper around the model alone would cast them again for every chunk.
+        with torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.args.bf16):
+            total, components = objective(inputs)
         self._require_finite(components, inputs)
         for name, value in components.items():
             self._sums[name] = self._sums.get(name, torch.zeros_like(value)) + value
