@@ -5,7 +5,7 @@ The stages up to `reze` are read from the catalog (run them once with
 evaluation only. Finished runs are skipped when the study is started again.
 
     python -m benchmarks.study --split dev --seeds 0,1,2 --out study.jsonl \
-        --variant mrl:training.method=mrl --variant default:
+        --variant untouched:training.method=reference --variant mrl:training.method=mrl
     python -m benchmarks.study --show study.jsonl
 """
 
@@ -75,7 +75,7 @@ def parse(changes: str) -> dict[str, Any]:
 
 
 class World:
-    """Inputs of a study, loaded once; the untouched model is embedded once."""
+    """Inputs of a study, loaded once."""
 
     def __init__(self, env: str, split: str, transforms: list[str]) -> None:
         """Load the catalog of one environment."""
@@ -97,7 +97,6 @@ class World:
             parameters.curation,
             parameters.evaluation,
         )
-        self.reference: dict[int, Any] = {}
 
     def parameters(self, changes: Mapping[str, Any]) -> Parameters:
         """Return the parameters of a variant."""
@@ -105,36 +104,44 @@ class World:
 
     def run(self, changes: Mapping[str, Any], seed: int) -> dict[str, Any]:
         """Train and score one variant with one seed."""
-        from domain_embeddings.pipelines.evaluation import nodes as evaluation
         from domain_embeddings.pipelines.training.nodes import train_model
 
         p = self.parameters(changes)
         start = time.monotonic()
         model, _, report = train_model(*self.inputs.values(), p.training, p.widths, seed)
         trained = time.monotonic()
-        pairs, specs = self.inputs["training_pairs"], self.inputs["task_specs"]
-        # The probes keep seed 0, so that only training differs between seeds.
-        embed = (self.tasks, pairs, specs, p.evaluation, p.widths, 0)
-        if not self.reference:
-            self.reference[0] = evaluation.embed_reference(self.inputs["reference_model"], *embed)
-        scores = evaluation.score(
-            self.reference[0],
-            evaluation.embed_adapted(model, *embed),
-            self.tasks,
-            pairs,
-            specs,
-            p.evaluation,
-            p.training,
-            p.widths,
-            0,
-        )
         return {
             "seed": seed,
             "train_s": trained - start,
-            "evaluate_s": time.monotonic() - trained,
             "pairs_per_s": report.get("pairs_per_s"),
-            **_scores(scores),
+            **self.score(model, p),
+            "evaluate_s": time.monotonic() - trained,
         }
+
+    def score(self, model: Any, p: Parameters) -> dict[str, Any]:
+        """Score one model alone; the probes keep seed 0, so that only training differs."""
+        from domain_embeddings.core.encoders.bank import EmbeddingBank
+        from domain_embeddings.core.evaluation.sampling import sample_pairs
+        from domain_embeddings.core.evaluation.scores import SweepSettings, sweep
+        from domain_embeddings.pipelines.evaluation.nodes import _tasks, embed_adapted
+
+        pairs, specs = self.inputs["training_pairs"], self.inputs["task_specs"]
+        bank = embed_adapted(model, self.tasks, pairs, specs, p.evaluation, p.widths, 0)
+        scores = sweep(
+            {"reference": EmbeddingBank(bank)},
+            _tasks(self.tasks, specs, p.evaluation, 0),
+            specs,
+            sample_pairs(pairs, p.evaluation.fit_pairs, 0),
+            SweepSettings(
+                widths=p.widths,
+                transforms=p.evaluation.transforms,
+                replicates=0,
+                confidence=p.evaluation.confidence,
+                seed=0,
+                split=p.evaluation.split,
+            ),
+        )
+        return _scores(scores)
 
 
 def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,10 +154,10 @@ def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 def _scores(scores: pd.DataFrame) -> dict[str, Any]:
     """Return main scores as flat mappings: mean by width, and by task and width."""
-    main = scores[scores["main"] & scores["model"].isin(["reference", "adapted"])]
+    main = scores[scores["main"] & (scores["model"] == "reference")]
     mean, tasks = {}, {}
     for row in main.itertuples():
-        key = f"{row.model}/{row.transform}/{row.width}"
+        key = f"{row.transform}/{row.width}"
         if row.task == "mean":
             mean[key] = row.value
         else:
@@ -168,10 +175,9 @@ def read(path: Path) -> list[dict[str, Any]]:
 def _rows(runs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for run in runs:
         for key, value in run["mean"].items():
-            model, transform, width = key.split("/")
-            label = run["variant"] if model == "adapted" else "untouched"
+            transform, width = key.split("/")
             suffix = "" if transform == "none" else f" + {transform}"
-            yield {"variant": label + suffix, "width": int(width), "value": value * 100}
+            yield {"variant": run["variant"] + suffix, "width": int(width), "value": value * 100}
 
 
 def summary(runs: list[dict[str, Any]]) -> pd.DataFrame:

@@ -7,7 +7,6 @@ import resource
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,11 +53,11 @@ ARTIFACTS = (
 
 
 def _kedro_mlflow_hook() -> Any:
-    """Return kedro-mlflow's hook, without the advice MLflow gives to its own subclasses."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        from kedro_mlflow.framework.hooks.mlflow_hook import MlflowHook
+    """Return a fresh kedro-mlflow hook, which keeps its progress to itself."""
+    from kedro_mlflow.framework.hooks.mlflow_hook import MlflowHook
 
+    # The package sets its own level when it is imported, whatever the logging configuration says.
+    logging.getLogger("kedro_mlflow").setLevel(logging.WARNING)
     return MlflowHook()
 
 
@@ -274,7 +273,8 @@ def score_metrics(scores: pd.DataFrame) -> Iterator[Metric]:
     """
     main = scores[scores["main"]]
     for row in main.itertuples():
-        stem = row.model if row.transform == "none" else f"{row.model}_{row.transform}"
+        # A dot, because a comparison may be called `..._pca` without being under that transform.
+        stem = row.model if row.transform == "none" else f"{row.model}.{row.transform}"
         yield f"{stem}.{row.task}.by_width", row.value, row.width
         if row.task == "mean" and row.model == "adapted" and row.transform == "none":
             yield f"score_dim_{row.width}", row.value, 0

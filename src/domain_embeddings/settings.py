@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -22,6 +23,11 @@ for name, value in {
     "TOKENIZERS_PARALLELISM": "true",
 }.items():
     os.environ.setdefault(name, value)
+# What MLflow advises the authors of kedro-mlflow is of no use to the users of this project. MLflow
+# overrides filters of warnings, so the log record of the warning is filtered.
+logging.getLogger("py.warnings").addFilter(
+    lambda record: "Add type hints to the `predict` method" not in record.getMessage()
+)
 
 from domain_embeddings.hooks import (  # noqa: E402 - needs the environment above
     ParametersHook,

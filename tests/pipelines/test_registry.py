@@ -18,7 +18,7 @@ from domain_embeddings.parameters import Parameters, Section, check_parameters
 from domain_embeddings.pipeline_registry import STAGES, register_pipelines
 
 ROOT = Path(__file__).parents[2]
-LAYERS = ["raw", "intermediate", "primary", "feature", "model_input", "models", "model_output", "reporting"]  # fmt: skip  # noqa: E501
+LAYERS = "raw intermediate primary feature model_input models model_output reporting".split()
 INPUTS = {"raw_tasks", "reference_model"}
 PIPELINES = register_pipelines()
 
@@ -77,7 +77,10 @@ def test_every_output_is_written_once_to_its_own_place():
 
 
 def test_data_flows_through_the_layers_in_one_direction():
-    order = {name: LAYERS.index(CATALOG[name]["metadata"]["kedro-viz"]["layer"]) for name in CATALOG}  # noqa: E501
+    order = {
+        name: LAYERS.index(entry["metadata"]["kedro-viz"]["layer"])
+        for name, entry in CATALOG.items()
+    }
     for node in WHOLE.nodes:
         for source in data_sets(Pipeline([node])) & set(node.inputs):
             assert all(order[source] <= order[target] for target in node.outputs), node.name
@@ -124,9 +127,9 @@ def test_all_parameter_errors_are_listed_at_once_with_allowed_values():
         "training.batch_size", "reze.rho", "speed: unknown parameter",
     ):  # fmt: skip
         assert part in message
-    with pytest.raises(ParameterError, match=r"widths: must be strictly increasing, got \[32, 16\]"):
+    with pytest.raises(ParameterError, match=r"widths: must be strictly increasing, got \[32, 16"):
         check_parameters({"widths": [32, 16]})
-    with pytest.raises(ParameterError, match=r"training\.width_weights: needs one weight per width"):
+    with pytest.raises(ParameterError, match=r"training\.width_weights: needs one weight per"):
         check_parameters({"training": {"width_weights": [1.0]}})
 
 
@@ -135,9 +138,10 @@ def test_listing_pipelines_imports_neither_torch_nor_mteb():
         "import sys, domain_embeddings.settings as s;"
         "from domain_embeddings.pipeline_registry import register_pipelines as r; r();"
         "heavy = {'torch', 'mteb', 'transformers', 'sklearn', 'mlflow'} & set(sys.modules);"
-        "sys.exit(', '.join(heavy))"
+        "sys.exit(', '.join(heavy) or 0)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
 

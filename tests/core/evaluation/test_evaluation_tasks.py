@@ -16,13 +16,14 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.abstasks.sts import AbsTaskSTS
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.abstasks.text.bitext_mining import AbsTaskBitextMining
-from mteb.models.models_protocols import EncoderProtocol
+from mteb.models.models_protocols import EncoderProtocol, SearchProtocol
 from task_data import TYPES, records, specs
 from tiny_models import tiny_sentence_transformer
 
 from domain_embeddings.core.encoders.bank import EmbeddingBank
 from domain_embeddings.core.encoders.rotation import fit_rotation
 from domain_embeddings.core.errors import DataError
+from domain_embeddings.core.evaluation import encoder as encoder_module
 from domain_embeddings.core.evaluation.embed import embed
 from domain_embeddings.core.evaluation.encoder import BankEncoder, task_prompts
 from domain_embeddings.core.evaluation.metrics import METRIC_NAME
@@ -115,7 +116,7 @@ def _plain(kind, rows):
         return AbsTaskClustering, "Clustering", "v_measure", settings, data
     if kind == "pair_classification":
         data = DatasetDict(test=Dataset.from_dict({**both, "labels": test["label"].astype(int)}))
-        return AbsTaskPairClassification, "PairClassification", "max_ap", {}, data
+        return AbsTaskPairClassification, "PairClassification", "cosine_ap", {}, data
     if kind == "sts":
         data = DatasetDict(test=Dataset.from_dict({**both, "score": test["score"].tolist()}))
         return AbsTaskSTS, "STS", "cosine_spearman", {}, data
@@ -158,6 +159,43 @@ def test_full_width_equals_what_plain_mteb_says_about_the_model(model, bank, tas
         assert found == pytest.approx(expected[theirs], abs=1e-6), name
     assert ours.values[ours.main] == pytest.approx(expected["main_score"], abs=1e-6)
     assert 0.02 < expected["main_score"] < 1.0, "the comparison says nothing at the extremes"
+
+
+def test_the_cosine_decides_about_pairs_and_the_best_measure_stands_beside_it(bank, tasks):
+    result = tasks["pair_classification"].run(encoder(bank, 4))
+    assert result.main == "cosine_ap"
+    assert result.values["ap"] > result.values["cosine_ap"]
+
+
+@pytest.mark.parametrize("kind", ["retrieval", "reranking"])
+def test_searching_finds_what_a_sorted_list_of_all_documents_begins_with(bank, tasks, kind):
+    split = tasks[kind].dataset["default"]["test"]
+    searched = encoder(bank, 8)
+    searched.index(split["corpus"], task_metadata=tasks[kind].metadata)
+    found = searched.search(
+        split["queries"],
+        task_metadata=tasks[kind].metadata,
+        top_k=3,
+        top_ranked=split["top_ranked"],
+    )
+    documents = dict(zip(split["corpus"]["id"], split["corpus"]["text"], strict=True))
+    prompts = searched.prompts[kind]
+    assert set(prompts.values()) == {""}
+    for query, text in zip(split["queries"]["id"], split["queries"]["text"], strict=True):
+        names = split["top_ranked"][query] if split["top_ranked"] else list(documents)
+        asked = searched.embed([text], kind, "anchor")[0]
+        similar = searched.embed([documents[name] for name in names], kind, "positive") @ asked
+        best = [names[row] for row in np.argsort(-similar)[:3]]
+        assert list(found[query]) == best
+        np.testing.assert_allclose(
+            list(found[query].values()), np.sort(similar)[::-1][:3], atol=1e-6
+        )
+
+
+def test_blocks_of_queries_change_nothing(bank, tasks, monkeypatch):
+    whole = tasks["retrieval"].run(encoder(bank)).values
+    monkeypatch.setattr(encoder_module, "_QUERIES", 7)
+    assert tasks["retrieval"].run(encoder(bank)).values == pytest.approx(whole, abs=1e-9)
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -210,13 +248,12 @@ def test_global_random_generators_are_left_alone(bank, kind):
 def test_the_probe_trains_on_the_rows_that_mteb_would_draw(tasks):
     plain = plain_task("classification")
     plain.load_data()
-    order, ours = None, None
+    order, expected = None, []
     for experiment in range(4):
-        _, order, expected = plain._undersample_data(plain.dataset["train"], experiment, order)
-        _, ours, found = tasks["classification"]._undersample_data(
-            tasks["classification"].dataset["train"], experiment, ours
-        )
-        assert found == expected
+        _, order, rows = plain._undersample_data(plain.dataset["train"], experiment, order)
+        expected.append(rows)
+    assert tasks["classification"].probes == expected
+    assert expected[0] != expected[1]
 
 
 def test_a_record_without_query_is_a_distractor_of_the_corpus(tasks):
@@ -253,8 +290,9 @@ def test_every_metric_name_is_safe(bank, tasks):
         assert all(METRIC_NAME.fullmatch(name) for name in task.run(encoder(bank, 4)).values)
 
 
-def test_the_encoder_follows_the_protocol_of_mteb(bank):
+def test_the_encoder_follows_both_protocols_of_mteb(bank):
     assert isinstance(encoder(bank), EncoderProtocol)
+    assert isinstance(encoder(bank), SearchProtocol)
 
 
 @pytest.mark.parametrize("width", [1, 5, 32])
@@ -262,8 +300,8 @@ def test_encoded_prefixes_have_norm_one(bank, tasks, width):
     seen = []
 
     class Spy(BankEncoder):
-        def encode(self, *args, **kwargs):
-            seen.append(super().encode(*args, **kwargs))
+        def embed(self, *args, **kwargs):
+            seen.append(super().embed(*args, **kwargs))
             return seen[-1]
 
     tasks["sts"].run(Spy(bank, task_prompts(specs(), {}), IDENTITY, width))
@@ -287,7 +325,7 @@ def test_queries_and_documents_are_looked_up_under_their_own_prompts(model):
             return super().lookup(texts, prompt)
 
     task.run(BankEncoder(Spy(bundle), task_prompts(described, model.prompts), IDENTITY, 8))
-    assert asked == [("find ", 40), ("write ", 80)]
+    assert sorted(asked) == [("find ", 40), ("write ", 80)]
     assert len(bank) == 120
 
 

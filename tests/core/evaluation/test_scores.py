@@ -12,7 +12,14 @@ from domain_embeddings.core.encoders.bank import KEY_BYTES, EmbeddingBank, text_
 from domain_embeddings.core.encoders.prefix import prefix
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.evaluation.metrics import METRIC_NAME
-from domain_embeddings.core.evaluation.scores import COLUMNS, SweepSettings, sweep
+from domain_embeddings.core.evaluation.scores import (
+    COLUMNS,
+    Contrast,
+    SweepSettings,
+    Vectors,
+    contrasts,
+    sweep,
+)
 from domain_embeddings.core.evaluation.tasks import TaskOptions, build_tasks
 
 D = 24
@@ -65,8 +72,18 @@ def test_every_combination_is_scored_and_has_one_main_metric(scores):
     main = scores[scores["main"]]
     count = main.groupby(["model", "transform", "task", "width"]).size()
     assert (count == 1).all()
-    assert len(count) == 3 * 2 * (len(TYPES) + 1) * 2
-    assert set(scores["model"]) == {"reference", "adapted", "adapted_minus_reference"}
+    blocks = {
+        "reference": 4,
+        "adapted": 4,
+        "adapted_minus_reference": 4,
+        "adapted_minus_reference_pca": 2,
+        "adapted_minus_adapted_pca": 2,
+        "adapted_minus_full_width": 2,
+        "reference_minus_full_width": 2,
+    }
+    assert count.groupby("model").size().to_dict() == {
+        model: many * (len(TYPES) + 1) for model, many in blocks.items()
+    }
 
 
 def test_metric_names_are_safe_and_values_are_between_zero_and_one(scores):
@@ -76,8 +93,9 @@ def test_metric_names_are_safe_and_values_are_between_zero_and_one(scores):
 
 
 def test_methods_and_settings_are_written_down(scores):
-    assert set(scores.loc[scores["model"] == "reference", "method"]) == {"reference"}
-    assert set(scores.loc[scores["model"] != "reference", "method"]) == {"mrl"}
+    untouched = scores["model"].isin(["reference", "reference_minus_full_width"])
+    assert set(scores.loc[untouched, "method"]) == {"reference"}
+    assert set(scores.loc[~untouched, "method"]) == {"mrl"}
     assert set(scores["seed"]) == {5}
     assert set(scores["split"]) == {"test"}
     assert set(scores["max_length"]) == {64}
@@ -105,12 +123,57 @@ def test_the_mean_is_known_better_than_its_tasks(scores):
     assert span[True] < span[False]
 
 
+def value_of(scores, vectors, keys):
+    """Values of one kind of vectors by task and metric."""
+    rows = scores[
+        (scores["model"] == vectors.model)
+        & (scores["transform"] == vectors.transform)
+        & (scores["width"] == vectors.width)
+    ]
+    return rows.set_index(keys)["value"].sort_index()
+
+
 def test_differences_are_those_of_the_values(scores):
-    table = scores.pivot_table(
-        index=["transform", "task", "width", "metric"], columns="model", values="value"
-    )
-    gained = table["adapted"] - table["reference"]
-    np.testing.assert_allclose(table["adapted_minus_reference"], gained, atol=1e-12)
+    keys = ["task", "metric"]
+    found = contrasts({"reference": D, "adapted": D}, SETTINGS.transforms, SETTINGS.widths)
+    assert len(found) == 4 + 2 + 2 + 2 + 2
+    for contrast in found:
+        left = contrast.left
+        gained = value_of(scores, left, keys) - value_of(scores, contrast.right, keys)
+        rows = value_of(scores, Vectors(contrast.name, left.transform, left.width), keys)
+        pd.testing.assert_series_equal(rows, gained, atol=1e-12)
+
+
+def test_contrasts_name_what_a_user_could_ship_instead():
+    found = contrasts({"reference": 8, "mine": 8}, ("none", "pca"), (4, 8))
+    for contrast in [
+        Contrast("mine_minus_reference", Vectors("mine", "pca", 4), Vectors("reference", "pca", 4)),
+        Contrast(
+            "mine_minus_reference_pca", Vectors("mine", "none", 4), Vectors("reference", "pca", 4)
+        ),
+        Contrast("mine_minus_mine_pca", Vectors("mine", "none", 8), Vectors("mine", "pca", 8)),
+        Contrast("mine_minus_full_width", Vectors("mine", "pca", 4), Vectors("mine", "pca", 8)),
+    ]:
+        assert found.count(contrast) == 1
+    labels = [(c.name, c.left.transform, c.left.width) for c in found]
+    assert len(labels) == len(set(labels))
+    assert all(c.left != c.right for c in found)
+
+
+def test_a_model_is_not_compared_with_a_full_width_that_was_not_scored():
+    found = contrasts({"mine": 8}, ("none",), (2, 4))
+    assert found == []
+    assert [c.left.width for c in contrasts({"mine": 8}, ("none",), (2, 8))] == [2]
+
+
+def test_vectors_that_rank_alike_differ_by_rounding_only_where_each_alone_is_uncertain(scores):
+    # Turning vectors at full width changes no cosine.
+    rows = scores[scores["main"] & (scores["width"] == D) & (scores["task"] == "sts")]
+    rows = rows.set_index(["model", "transform"])
+    pair = rows.loc[("adapted_minus_adapted_pca", "none"), ["value", "low", "high"]]
+    assert pair.abs().max() < 1e-3
+    alone = rows.loc[("adapted", "none")]
+    assert alone["high"] - alone["low"] > 0.1
 
 
 def test_equal_models_differ_by_exactly_nothing(banks):
@@ -163,7 +226,7 @@ def test_more_than_one_adapted_model_can_be_compared(banks):
 
 def test_without_a_reference_there_are_no_differences(banks):
     rows = run({"adapted": banks["adapted"]}, SweepSettings((4,), ("none",), 20), ("sts",))
-    assert set(rows["model"]) == {"adapted"}
+    assert set(rows["model"]) == {"adapted"}  # and no width above to lose against
 
 
 def test_the_order_of_the_tasks_does_not_matter(banks):

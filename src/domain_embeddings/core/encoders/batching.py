@@ -96,7 +96,7 @@ def tokenise(model: SentenceTransformer, texts: Sequence[str]) -> list[dict[str,
 
 def count_truncated(model: SentenceTransformer, texts: Sequence[str]) -> int:
     """Count the texts that lose tokens to the model's maximum length."""
-    longest = model.max_seq_length
+    longest = int(model.max_seq_length or 0)
     encoded = model.tokenizer(list(texts), truncation=False, padding=False, verbose=False)
     return sum(len(row) > longest for row in encoded["input_ids"])
 

@@ -126,7 +126,7 @@ def load_encoder(  # noqa: PLR0913 - one argument per key of the catalog entry
     if sha256 is not None:
         check_weights(path, sha256)
     try:
-        model = SentenceTransformer(
+        model: Any = SentenceTransformer(
             path,
             revision=revision,
             device=device,
@@ -152,6 +152,11 @@ def _require_text_encoder(model: SentenceTransformer, source: str) -> None:
             "bag-of-words models have no layers to train"
         )
         raise ParameterError(msg)
+
+
+def backbone(model: SentenceTransformer) -> Any:
+    """Return the transformers model inside an encoder."""
+    return model[0].auto_model
 
 
 def weight_hash(model: SentenceTransformer) -> str:

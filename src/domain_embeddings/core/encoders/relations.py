@@ -22,7 +22,7 @@ BLOCK_PAIRS = 2_048
 
 
 def pair_texts(
-    pairs: pd.DataFrame, task_specs: Sequence[Mapping[str, Any]], prompts: Mapping[str, str]
+    pairs: pd.DataFrame, task_specs: Sequence[Mapping[str, Any]], prompts: Mapping[str, str | None]
 ) -> tuple[list[str], list[str]]:
     """Return anchors and positives with the prompts of their task.
 

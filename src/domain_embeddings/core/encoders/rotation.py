@@ -21,8 +21,8 @@ def fit_rotation(embeddings: np.ndarray, *, centre: bool) -> tuple[np.ndarray, n
 
     Args:
         embeddings: Full-width embeddings of training text, shape (n, d).
-        centre: Subtract the mean when rotating. The axes are those of the covariance either way: the
-            mean is a direction that all texts share, and so tells none of them apart.
+        centre: Subtract the mean when rotating. The axes are those of the covariance either way:
+            the mean is a direction that all texts share, and so tells none of them apart.
 
     Returns:
         U of shape (d, d), eigenvectors as columns by descending eigenvalue with canonical signs,

@@ -26,7 +26,7 @@ from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.evaluation.encoder import BankEncoder, TaskPrompts, task_prompts
 from domain_embeddings.core.evaluation.resampling import draw_counts
 from domain_embeddings.core.evaluation.sampling import fit_vectors
-from domain_embeddings.core.evaluation.tasks import LocalTask, TaskResult
+from domain_embeddings.core.evaluation.tasks import LocalTask, TaskResult, one_thread
 from domain_embeddings.core.evaluation.transforms import Transform, fit_transform
 from domain_embeddings.core.statistics.bootstrap import interval, resample_indices
 
@@ -278,7 +278,9 @@ def _fitted(
         needed = any(transform != "none" for transform in settings.transforms)
         vectors = fit_vectors(bank, pairs, specs) if needed else np.empty((0, bank.width))
         for transform in settings.transforms:
-            yield name, bank, fit_transform(transform, vectors)
+            with one_thread():
+                fitted = fit_transform(transform, vectors)
+            yield name, bank, fitted
 
 
 def _measure(result: TaskResult, counts: np.ndarray) -> Cell:
@@ -322,7 +324,9 @@ class _Table:
         models = {name: bank.width for name, bank in self.banks.items()}
         for contrast in contrasts(models, self.settings.transforms, self.settings.widths):
             gained = {
-                task.name: _subtract(cells[contrast.left, task.name], cells[contrast.right, task.name])
+                task.name: _subtract(
+                    cells[contrast.left, task.name], cells[contrast.right, task.name]
+                )
                 for task in self.tasks
             }
             table += self._block(contrast.name, contrast.left, gained)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from domain_embeddings.core.encoders.loading import backbone
 from domain_embeddings.core.encoders.rotation import find_rotation
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.losses.alignment import AlignmentLoss
@@ -163,7 +164,7 @@ class Objective(nn.Module):
         width = widths[-1]
         self.widths = tuple(widths) if self.recipe.nested else (width,)
         self.weights = parameters.width_weights if self.recipe.nested else None
-        self.last = int(model[0].auto_model.config.num_hidden_layers)
+        self.last = int(backbone(model).config.num_hidden_layers)
         self.layers: list[int] = []
         if self.recipe.mic and self.gamma > 0:
             self.layers = layer_indices(parameters.layers, self.last)
@@ -179,7 +180,7 @@ class Objective(nn.Module):
             self.vectors = relation_vectors["vectors"]
             self.source = relation_vectors["source"]
         # In a tuple, so that the table is not registered a second time under another name.
-        self.embed_tokens = (model[0].auto_model.get_input_embeddings(),)
+        self.embed_tokens = (backbone(model).get_input_embeddings(),)
         rotation = find_rotation(model)
         self.rotation = None if rotation is None else rotation.linear.weight.detach().T
 

@@ -17,7 +17,7 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 
 from domain_embeddings.core.bundle import Bundle, require_same
 from domain_embeddings.core.encoders.batching import encode
-from domain_embeddings.core.encoders.loading import describe
+from domain_embeddings.core.encoders.loading import backbone, describe
 from domain_embeddings.core.encoders.relations import pair_table_hash, pair_texts
 from domain_embeddings.core.encoders.rotation import fit_rotation, rotate_model
 from domain_embeddings.core.encoders.widths import nested_widths
@@ -117,9 +117,9 @@ def _mean_of(history: list[dict[str, Any]], component: str) -> float:
     return float(np.mean([row["value"] for row in history if row["component"] == component]))
 
 
-def _copy(reference: SentenceTransformer) -> SentenceTransformer:
+def _copy(reference: SentenceTransformer) -> Any:
     """Copy a model together with where it came from."""
-    model = copy.deepcopy(reference)
+    model: Any = copy.deepcopy(reference)
     model.provenance = dict(getattr(reference, "provenance", {}))
     return model
 
@@ -230,9 +230,9 @@ def _require_untruncated(truncated: Mapping[str, float], allowed: float) -> None
 
 def _run(trainer: PairTrainer, model: SentenceTransformer) -> dict[str, float]:
     """Train, and leave the model as it was configured whatever happens."""
-    config = model[0].auto_model.config
+    config = backbone(model).config
     before = config.output_hidden_states
-    config.output_hidden_states = trainer.loss.needs_all_layers()
+    config.output_hidden_states = trainer.pair_objective.needs_all_layers()
     try:
         metrics = trainer.train().metrics
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from domain_embeddings.core.errors import UserError
 from domain_embeddings.core.training.batches import Batch
+from domain_embeddings.core.training.objective import Objective
 
 HISTORY_COLUMNS = ["step", "epoch", "component", "value"]
 KEPT_LOGS = ("learning_rate", "grad_norm")
@@ -34,6 +35,11 @@ class PairTrainer(SentenceTransformerTrainer):
         self._count = 0
         super().__init__(*args, **kwargs)
 
+    @property
+    def pair_objective(self) -> Objective:
+        """The loss, by its real type."""
+        return cast("Objective", self.loss)
+
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Skip the automatic card: the report writes one with measured figures."""
 
@@ -49,9 +55,9 @@ class PairTrainer(SentenceTransformerTrainer):
         Raises:
             TrainingError: If a component is not finite; names it, the step and the pairs.
         """
-        objective = self.loss
+        objective: Any = self.pair_objective
         if model is self.model_wrapped and objective.model is not model:
-            objective = self.override_model_in_loss(objective, model)
+            self.override_model_in_loss(objective, cast("Any", model))
         # One autocast region around all chunks: its cache then casts every weight once a step. The
         # wrapper around the model alone would cast them again for every chunk.
         with torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.args.bf16):
