@@ -23,6 +23,19 @@ KEDRO = str(Path(sys.executable).with_name("kedro"))
 ENVIRONMENT = {"COLUMNS": "400", "KEDRO_LOGGING_CONFIG": str(ROOT / "conf/logging.yml")}
 
 
+def places() -> dict[str, str]:
+    """Return layer folder and file name of every entry that a run writes."""
+    found = {}
+    for path in sorted((ROOT / "conf/base/catalog").glob("*.yml")):
+        for name, entry in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+            if entry.get("versioned"):
+                found[name] = entry["filepath"].removeprefix("${globals:data}/")
+    return found
+
+
+PLACES = places()
+
+
 @dataclass(frozen=True)
 class Project:
     """A project folder; everything a run writes stays below it."""

@@ -97,15 +97,12 @@ def explain(error: Exception) -> str | None:
     """
     from kedro.config import MissingConfigException
     from kedro.io import DatasetError
-    from kedro.io.core import VersionNotFoundError
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
     known = user_error(error)
     if known is not None:
         return str(known)
-    if isinstance(error, VersionNotFoundError):
-        return f"{error}\nRun the stage that makes it first, or the whole of domain_adapt."
     if isinstance(error, DatasetError | MissingConfigException | OmegaConfBaseException):
         return str(error)
     if isinstance(error, YAMLError):

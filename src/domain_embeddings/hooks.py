@@ -19,7 +19,7 @@ from kedro.io.core import VersionNotFoundError
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
-from domain_embeddings.core.errors import ParameterError, user_error
+from domain_embeddings.core.errors import DataError, ParameterError, user_error
 from domain_embeddings.parameters import Parameters, check_parameters
 
 logger = logging.getLogger(__name__)
@@ -68,9 +68,12 @@ def peak_memory_mib() -> float:
 
 
 class ParametersHook:
-    """Check all parameters together, before the first node and with all errors at once."""
+    """Check all parameters and inputs together, before the first node.
 
-    @hook_impl
+    Its hooks come first, so that a refused run is not one that MLflow has opened already.
+    """
+
+    @hook_impl(tryfirst=True)
     def after_context_created(self, context: KedroContext) -> None:
         """Validate the merged parameters.
 
@@ -79,14 +82,15 @@ class ParametersHook:
         """
         self.parameters = check_parameters(dict(context.config_loader["parameters"]))
 
-    # First of all hooks, so that a refused run is not one that MLflow has opened already.
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
-        """Refuse a model that is not there and widths that it does not have.
+        """Refuse inputs that are not there and widths that the model does not have.
 
         Raises:
-            ParameterError: Naming the key and the largest allowed width.
+            DataError: Naming the missing entries and the stages that make them.
+            ParameterError: Naming the key and what is allowed.
         """
+        _require_inputs(pipeline, catalog)
         if "reference_model" not in pipeline.inputs():
             return
         model_width = catalog.get("reference_model").width()
@@ -94,6 +98,27 @@ class ParametersHook:
         if model_width is not None and widest > model_width:
             msg = f"widths: {widest} is wider than the model; allowed: 1 to {model_width}"
             raise ParameterError(msg)
+
+
+def _require_inputs(pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+    """Refuse to start from entries that no earlier run has made."""
+    names = [name for name in sorted(pipeline.inputs()) if not name.startswith("param")]
+    missing = [name for name in names if name in catalog and not catalog.exists(name)]
+    if not missing:
+        return
+    from domain_embeddings.pipeline_registry import STAGES
+
+    makers = {
+        output: stage.__name__.rpartition(".")[2]
+        for stage in STAGES
+        for output in stage.create_pipeline().all_outputs()
+    }
+    stages = dict.fromkeys(makers[name] for name in missing if name in makers)
+    msg = (
+        f"{', '.join(missing)}: not there in the version asked for. Run first what makes it: "
+        f"--pipelines={','.join(stages)}, or everything: --pipelines=domain_adapt"
+    )
+    raise DataError(msg)
 
 
 class TrackingHook:
@@ -128,6 +153,9 @@ class TrackingHook:
             logger.warning("This run is not tracked; its figures are kept in the catalog.")
         parameters = Parameters.model_validate(self._raw_parameters)
         self._track(_log_parameters, parameters.model_dump(mode="json"), run_params)
+        if any("adapted_model" in node.outputs for node in pipeline.nodes):
+            # What a person looks for in a list of runs, more than the name of the pipeline.
+            self._track(_set_tag, "mlflow.runName", parameters.training.method)
 
     @hook_impl
     def after_dataset_loaded(self, dataset_name: str) -> None:

@@ -10,8 +10,8 @@ from kedro.config import OmegaConfigLoader
 from kedro.utils import find_kedro_project
 
 # Set before MLflow is imported: its telemetry costs seconds without a network, its job workers
-# outlive the UI, and it would wait minutes for a tracking server that is down. OpenMP threads that spin while they wait make small models crawl on shared
-# machines.
+# outlive the UI, and it would wait minutes for a tracking server that is down. OpenMP threads that
+# spin while they wait make small models crawl on shared machines.
 for name, value in {
     "DO_NOT_TRACK": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -23,10 +23,11 @@ for name, value in {
     "TOKENIZERS_PARALLELISM": "true",
 }.items():
     os.environ.setdefault(name, value)
-# What MLflow advises the authors of kedro-mlflow is of no use to the users of this project. MLflow
-# overrides filters of warnings, so the log record of the warning is filtered.
+# Advice of MLflow and of FastAPI to the authors of kedro-mlflow and kedro-viz is of no use to the
+# users of this project. MLflow overrides filters of warnings, so their log records are filtered.
+ADVICE = ("Add type hints to the `predict` method", "ORJSONResponse is deprecated")
 logging.getLogger("py.warnings").addFilter(
-    lambda record: "Add type hints to the `predict` method" not in record.getMessage()
+    lambda record: not any(text in record.getMessage() for text in ADVICE)
 )
 
 from domain_embeddings.hooks import (  # noqa: E402 - needs the environment above

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kedro_project import FinishedRun, make_project
+from kedro_project import PLACES, FinishedRun, make_project
 
 
 @pytest.fixture(scope="session")
@@ -12,5 +12,5 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     project = make_project(tmp_path_factory.mktemp("finished") / "project")
     result = project.run()
     assert result.exit_code == 0, result.output
-    [version] = project.versions("02_intermediate/task_records.parquet")
+    [version] = project.versions(PLACES["task_records"])
     return FinishedRun(project, result, version)

@@ -12,27 +12,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
-from kedro_project import DATA, KEDRO, ROOT, FinishedRun, Project, make_project
+from kedro_project import DATA, KEDRO, PLACES, FinishedRun, Project, make_project
 
-SCORES = "07_model_output/truncation_scores.parquet"
-PAIRS = "05_model_input/training_pairs.parquet"
-MODEL = "06_models/adapted_model"
-REPORT = "08_reporting/adaptation_report.html"
-VECTORS = "04_feature/relation_vectors"
-SHRINKAGE = "04_feature/shrinkage.safetensors"
 KEY = ["model", "method", "transform", "task", "width", "metric", "seed"]
 WIDTHS = [4, 8, 16, 32]
 
 
-def outputs() -> dict[str, str]:
-    """Return layer folder and file name of every entry that a run writes."""
-    found = {}
-    for path in sorted((ROOT / "conf/base/catalog").glob("*.yml")):
-        for name, entry in yaml.safe_load(path.read_text(encoding="utf-8")).items():
-            if entry.get("versioned"):
-                found[name] = entry["filepath"].removeprefix("${globals:data}/")
-    return found
+SCORES = PLACES["truncation_scores"]
+HISTORY = PLACES["training_history"]
+PAIRS = PLACES["training_pairs"]
+MODEL = PLACES["adapted_model"]
+REPORT = PLACES["adaptation_report"]
+SHRINKAGE = PLACES["shrinkage"]
 
 
 @pytest.fixture
@@ -44,9 +35,9 @@ def project(finished: FinishedRun, tmp_path: Path) -> Project:
 # ------------------------------------------------------------------------- what a run leaves
 
 
-@pytest.mark.parametrize("name", outputs())
+@pytest.mark.parametrize("name", PLACES)
 def test_every_output_lies_under_its_layer_with_the_version_of_the_run(finished, name):
-    place = outputs()[name]
+    place = PLACES[name]
     assert finished.project.versions(place) == [finished.version]
     assert finished.project.path(place, finished.version).exists()
 
@@ -82,7 +73,7 @@ def test_the_model_loads_in_plain_sentence_transformers_and_names_its_widths(fin
     config = json.loads((folder / "config_sentence_transformers.json").read_text(encoding="utf-8"))
     assert config["trained_widths"] == WIDTHS
     card = (folder / "README.md").read_text(encoding="utf-8")
-    entry = finished.project.path("08_reporting/model_card.md", finished.version)
+    entry = finished.project.path(PLACES["model_card"], finished.version)
     assert card == entry.read_text(encoding="utf-8")
     assert all(str(width) in card for width in WIDTHS)
 
@@ -96,7 +87,7 @@ def test_training_changed_the_model(finished):
 def test_reze_finds_the_source_with_the_planted_bias(finished):
     from domain_embeddings.datasets.memmap_bundle import MemmapBundleDataset
 
-    path = finished.project.path(VECTORS, finished.version)
+    path = finished.project.path(PLACES["relation_vectors"], finished.version)
     bundle = MemmapBundleDataset(filepath=str(path)).load()
     sources = bundle.header["sources"]
     frame = pd.DataFrame(np.asarray(bundle["vectors"], dtype=np.float64))
@@ -139,7 +130,7 @@ def test_two_runs_in_one_process_load_their_own_versions_and_agree_to_the_bit(fi
     assert weights[0].read_bytes() == weights[1].read_bytes()
     *_, run = project.mlflow_runs()
     touched = {k: v for k, v in run.data.tags.items() if k.startswith(("loaded.", "saved."))}
-    assert {name.partition(".")[2] for name in touched} == set(outputs())
+    assert {name.partition(".")[2] for name in touched} == set(PLACES)
     assert set(touched.values()) == {second}
 
 
@@ -213,7 +204,7 @@ def test_a_run_killed_in_training_goes_on_from_there_to_the_same_model(finished,
     )
     try:
         deadline = time.monotonic() + 120
-        while not project.versions("08_reporting/eigen_spectrum.json"):
+        while not project.versions(PLACES["eigen_spectrum"]):
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < deadline
             time.sleep(0.2)
@@ -313,10 +304,9 @@ def test_a_tracking_server_that_is_down_costs_a_warning_only(finished, tmp_path)
     assert "This run is not tracked; its figures are kept in the catalog." in result.output
     assert len(re.findall(r"MLflow failed in", result.output)) == 1
     assert "Traceback" not in result.output
-    [version] = project.versions("06_models/training_history.parquet")
+    [version] = project.versions(HISTORY)
     history, expected = (
-        p.frame("06_models/training_history.parquet", p.versions("06_models/training_history.parquet")[0])  # noqa: E501
-        for p in (project, finished.project)
+        p.frame(HISTORY, p.versions(HISTORY)[0]) for p in (project, finished.project)
     )
     pd.testing.assert_frame_equal(history, expected, check_exact=True)
     assert (project.path(MODEL, version) / "model.safetensors").is_file()

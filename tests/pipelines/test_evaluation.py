@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.encoders import batching
 from domain_embeddings.core.encoders.rotation import rotate_model
 from domain_embeddings.core.errors import DataError, ParameterError
+from domain_embeddings.hooks import score_metrics
 from domain_embeddings.parameters import (
     ClassificationProbe,
     ClusteringProbe,
@@ -98,6 +100,19 @@ def test_texts_are_encoded_once_however_many_widths_are_scored(banks, monkeypatc
     assert set(scores["transform"]) == {"none", "pca"}
     assert set(scores.loc[scores["model"] == "adapted", "method"]) == {"mic"}
     assert set(scores["task"]) == {*EVALUATED, "mean"}
+
+
+def test_every_score_has_a_tracked_series_of_its_own(banks):
+    scores = score(*banks, *INPUTS, PARAMETERS, TrainingParameters(method="mic"), [4, 8], 3)
+    tracked = [(name, step) for name, _, step in score_metrics(scores)]
+    assert len(tracked) == len(set(tracked)) == scores["main"].sum() + 3
+    assert all(re.fullmatch(r"[\w./ -]+", name) for name, _ in tracked)
+    for name in (
+        "adapted_minus_full_width.sts.by_width",
+        "adapted_minus_reference.pca.mean.by_width",
+        "adapted_minus_reference_pca.mean.by_width",
+    ):
+        assert (name, 4) in tracked
 
 
 def test_the_whole_stage_is_reproducible(banks):

@@ -80,9 +80,24 @@ def test_limitations_name_what_was_not_shown():
     limits = card.split("## Limitations")[1]
     assert "No difference has been shown on general_similarity." in limits
     assert "one training run of seed 7" in limits
-    answer = recommend_width(report_data.truncation_scores(), report_data.WIDTHS, 1.0)
+    assert "30 paired comparisons that are not corrected for their number" in limits
+    assert "PCA" not in limits
+    answer = recommend_width(report_data.truncation_scores(), report_data.WIDTHS, quality_floor=1.0)
     worse = render_card(card_inputs(width_recommendation=answer)).split("## Limitations")[1]
     assert "worse than the untouched model on general_similarity." in worse
+
+
+def test_the_card_compares_with_the_cheap_rival():
+    card = render_card(card_inputs())
+    opening = card.split("## Usage")[0]
+    assert "Cheap rival, the untouched model after PCA with nothing trained: 67.6" in opening
+    assert "| 0.4 [0.2, 0.6] | +4.3 [3.7, 4.9] | better | +1.9 [1.3, 2.5] | better |" in card
+    scores = report_data.truncation_scores()
+    rival = scores["model"] == "adapted_minus_reference_pca"
+    scores.loc[rival, ["value", "low", "high"]] = (0.0, -0.01, 0.01)
+    answer = recommend_width(scores, report_data.WIDTHS)
+    limits = render_card(card_inputs(width_recommendation=answer)).split("## Limitations")[1]
+    assert "over the untouched model after a PCA rotation" in limits
 
 
 def test_tables_keep_their_shape_whatever_the_cells_hold():

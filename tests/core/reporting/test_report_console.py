@@ -11,12 +11,15 @@ def test_the_table_is_aligned_and_marks_the_recommendation(scores):
     lines = render(answer).splitlines()
     table = lines[: 2 + len(report_data.WIDTHS)]
     assert [line for line in table if line.startswith(">")] == [
-        ">   128       512 MB   69.4   0.4     +4.3 [3.7, 4.9]  better"
+        ">   128       512 MB   69.4   0.4 [0.2, 0.6]     +4.3 [3.7, 4.9]  better"
     ]
     verdicts = {line.index("better") for line in table[2:]}
     assert verdicts == {table[0].index("verdict")}
     assert all(len(line) <= 88 for line in lines)
-    assert " ".join(lines).count("Ship width 128") == 1
+    words = " ".join(lines)
+    assert words.count("Ship width 128") == 1
+    assert "Cheap rival, the untouched model after PCA with nothing trained: 67.6" in words
+    assert "Rule: the smallest width from which on every width is shown to lose" in words
 
 
 def test_scores_without_a_rival_have_a_table_too(scores):

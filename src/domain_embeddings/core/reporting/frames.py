@@ -14,6 +14,9 @@ from domain_embeddings.core.errors import DataError
 ADAPTED = "adapted"
 REFERENCE = "reference"
 DIFFERENCE = "adapted_minus_reference"
+RIVAL_TRANSFORM = "pca"
+RIVAL = f"{DIFFERENCE}_{RIVAL_TRANSFORM}"
+FULL_WIDTH = "full_width"
 MEAN = "mean"
 AS_IS = "none"
 
@@ -51,7 +54,7 @@ def curve(main: pd.DataFrame, model: str, transform: str = AS_IS, task: str = ME
 
     Args:
         main: The result of :func:`main_scores`.
-        model: ``adapted``, ``reference`` or ``adapted_minus_reference``.
+        model: ``adapted``, ``reference`` or the name of a paired comparison.
         transform: ``none`` for the vectors as they are, or a post-hoc transform.
         task: A task name or ``mean``.
 
@@ -82,6 +85,35 @@ def evaluated_widths(main: pd.DataFrame) -> list[int]:
 def shipped_model(main: pd.DataFrame) -> str:
     """Name the model a recommendation is about: the adapted one, where one was scored."""
     return ADAPTED if (main["model"] == ADAPTED).any() else REFERENCE
+
+
+def contrast(model: str, other: str, transform: str = AS_IS) -> str:
+    """Name the paired comparison of a model, as it is, with another one after a transform."""
+    return f"{model}_minus_{other}" + ("" if transform == AS_IS else f"_{transform}")
+
+
+def comparisons(main: pd.DataFrame, width: int, full: int) -> int:
+    """Count the paired intervals that report and card show.
+
+    Args:
+        main: The result of :func:`main_scores`.
+        width: The recommended width.
+        full: The full width.
+
+    Returns:
+        The number of comparisons of the mean at every width (with the untouched model, as it is and
+        after pca, and with the own full width), of the mean at the recommended width with the own
+        vectors after every transform, and of every task at the recommended and at the full width.
+    """
+    own = shipped_model(main)
+    rows = main[(main["transform"] == AS_IS) & main["low"].notna()]
+    mean = rows["task"] == MEAN
+    everywhere = rows["model"].isin([DIFFERENCE, RIVAL, contrast(own, FULL_WIDTH)])
+    own_after = [contrast(own, own, name) for name in transforms(main)]
+    other_after = [contrast(own, REFERENCE, name) for name in transforms(main)]
+    here = rows["model"].isin([*own_after, *other_after]) & (rows["width"] == width)
+    tasks = (rows["model"] == DIFFERENCE) & rows["width"].isin([width, full])
+    return int(((mean & (everywhere | here)) | tasks).sum())
 
 
 def source_bias(geometry: pd.DataFrame, measure: str = "source_bias") -> pd.DataFrame:

@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from domain_embeddings.core.bundle import Bundle
-from domain_embeddings.core.reporting import frames, palette, sections, static, wording
+from domain_embeddings.core.reporting import frames, palette, recommend, sections, static, wording
 
 _MAP_POINTS = 600
 _PACKAGES = ("sentence-transformers", "transformers", "torch", "mteb", "kedro", "numpy")
@@ -105,16 +105,19 @@ def render_report(inputs: ReportInputs) -> str:
     rivals = sections.rivals(main, width, full)
     return _template("report.html.j2").render(
         answer=answer,
-        tone=_TONES[answer["verdict"]] if changes else "open",
+        tone=_tone(answer) if changes else "open",
         css_light=Markup(_variables(1)),  # noqa: S704 - constants of the palette
         css_dark=Markup(_variables(2)),  # noqa: S704
         method=method,
         confidence=f"{100 * inputs.confidence:g} %",
+        comparisons=frames.comparisons(main, width, full),
+        by_chance=1 - inputs.confidence,
         changes=changes,
         groups=groups,
         tally=_tally(groups) if changes else "",
         rivals=rivals,
-        strongest=_strongest(rivals, width),
+        asides=recommend.asides(answer),
+        stronger=_stronger(rivals),
         scores=sections.all_scores(main),
         geometry=sections.geometry(inputs.geometry_scores),
         geometry_by_width=sections.geometry_by_width(inputs.geometry_scores),
@@ -236,10 +239,33 @@ def _tally(groups: list[tuple[str, str, list[dict[str, Any]]]]) -> str:
     return f"{tally}, no difference shown on {rest}." if rest else f"{tally}."
 
 
-def _strongest(rivals: list[dict[str, Any]], width: int) -> dict[str, Any] | None:
-    """Find the rival with the highest mean score at the recommended width."""
-    others = [row for row in rivals if not row["chosen"] and row["width"] == str(width)]
-    return max(others, key=lambda row: row["value"], default=None)
+def _tone(answer: Mapping[str, Any]) -> str:
+    """Colour the answer: good only if it beats the cheap rival too, where that was scored."""
+    tones = [_TONES[answer["verdict"]]]
+    if answer["rival"]:
+        tones.append(_TONES[answer["rival_verdict"]])
+    return "bad" if "bad" in tones else "open" if "open" in tones else "good"
+
+
+def _stronger(rivals: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Find the best of the rivals that beat the recommended vectors, if another aside says less.
+
+    Args:
+        rivals: The result of ``sections.rivals``.
+
+    Returns:
+        The rival with the highest mean score among those shown to be better at the recommended
+        width; None if there is none or if it is the cheap rival, which has an aside of its own.
+    """
+    chosen = next(row for row in rivals if row["chosen"])
+    better = [
+        row
+        for row in rivals
+        if row["width"] == chosen["width"] and row["compared"] == wording.BETTER
+    ]
+    best = max(better, key=lambda row: float(row["value"]), default=None)
+    named = (frames.REFERENCE, frames.RIVAL_TRANSFORM)
+    return None if best is None or (best["model"], best["transform"]) == named else best
 
 
 def _version(package: str) -> str | None:

@@ -183,7 +183,7 @@ def eigen_spectrum(eigenspace: Bundle, shrinkage: Bundle) -> go.Figure:
             x=shrunk["rank"].tolist(),
             y=shrunk["eigenvalue"].tolist(),
             mode="markers",
-            name=f"shrunk for at least one source ({len(shrunk)})",
+            name="REZE moves a source",
             marker={"color": palette.MODEL_COLOURS["reference"], "size": 7, "symbol": "x"},
         ),
         row=1,

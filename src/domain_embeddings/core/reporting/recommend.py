@@ -15,39 +15,45 @@ BYTES_PER_NUMBER = 4
 VECTORS = 1_000_000
 UNNESTED = ("reference", "plain")
 """Methods whose objective looks at the full width only."""
-NEGLIGIBLE = 0.01
-"""A loss below this share of the full-width score is accepted without further question."""
-CEILING = 0.05
-"""A loss above this share is never excused as noise: few test rows must not sell a small width."""
+TOLERANCE = 0.01
+"""The share of the full-width score that a width may lose at most."""
 
 
 def recommend_width(
     scores: pd.DataFrame,
     trained_widths: Sequence[int],
+    *,
+    tolerance: float = TOLERANCE,
     quality_floor: float | None = None,
 ) -> dict[str, Any]:
-    """Recommend the smallest width whose mean score still counts as the full-width score.
+    """Recommend the smallest width that is shown to be as good as the full width.
 
-    A width passes if its mean score over the tasks, against the same model at full width,
+    The loss of a width is the mean score at full width minus the mean score at that width, of the
+    same vectors on the same resampled test rows. A width passes
 
-    * with ``quality_floor``: is at least that share of it;
-    * otherwise: is less than 1 % lower, or less than 5 % lower and still inside the confidence
-      interval of the full-width score.
+    * if the whole confidence interval of its loss is at or below ``tolerance`` times the full-width
+      score: a test of non-inferiority. That no loss was *found* is not enough, because with few
+      test rows no loss ever is; few rows therefore lead to a larger width, never to a smaller one;
+    * without intervals (no bootstrap): if its loss itself is at or below that;
+    * with ``quality_floor``, instead: if its score is at least that share of the full-width score.
 
-    The recommended width is the smallest one from which on *every* width passes, so that one lucky
-    score in the middle decides nothing. The interval of the full-width score holds the noise of
-    the test rows that both widths share; it is wider than that of a paired difference of the two
-    widths would be, which is why the rule has the ceiling of 5 %.
+    The recommended width is the smallest one from which on *every* width passes. Walking down from
+    the full width and stopping at the first failure also keeps the error of the whole search at
+    that of one test, so that many widths need no correction.
 
     Args:
         scores: The tidy frame ``truncation_scores`` with its rows of task ``mean``.
         trained_widths: The widths of the training objective.
+        tolerance: Share of the full-width score (0..1) that may be lost.
         quality_floor: Share of the full-width score (0..1) that is good enough, or None.
 
     Returns:
         A JSON-able dict: ``recommended_width``, ``full_width``, ``model``, ``rule`` (sentence),
-        ``sentence`` (the answer), ``verdict``, ``tasks``, ``method``, ``split`` and ``widths``, one
-        dict per width. Scores are between 0 and 1, sizes in bytes; what is unknown is None.
+        ``sentence`` (the answer), ``rival`` (sentence about the untouched model after pca, or
+        None), ``smaller`` (sentence about the next smaller width, or None), ``verdict`` and
+        ``rival_verdict`` of the recommended width, ``tolerance``, ``tolerated`` (the same as a
+        score), ``quality_floor``, ``tasks``, ``method``, ``split`` and ``widths``, one dict per
+        width. Scores are between 0 and 1, sizes in bytes; what is unknown is None.
 
     Raises:
         DataError: If the mean rows of the shipped model are missing.
@@ -62,8 +68,9 @@ def recommend_width(
     # The full width is part of every objective; smaller ones only of the nested methods.
     trained = {int(own.index[-1]), *(() if method in UNNESTED else trained_widths)}
     rows = [_width_row(main, own, int(width), trained) for width in own.index]
+    tolerated = None if rows[-1]["score"] is None else tolerance * rows[-1]["score"]
     for row in rows:
-        row["accepted"] = _passes(row, rows[-1], quality_floor)
+        _judge(row, rows[-1], tolerated, quality_floor)
     chosen = _smallest_from_which_all_pass(rows)
     for row in rows:
         row["recommended"] = row is chosen
@@ -74,12 +81,21 @@ def recommend_width(
         "method": method,
         "split": _single(scores, "split"),
         "tasks": len(frames.task_names(main)),
+        "tolerance": tolerance,
+        "tolerated": tolerated,
         "quality_floor": quality_floor,
-        "rule": _rule(quality_floor),
+        "rule": _rule(rows, tolerance, tolerated, quality_floor),
         "verdict": chosen["verdict"],
+        "rival_verdict": chosen["rival_verdict"],
         "widths": rows,
     }
-    return answer | {"sentence": sentence(answer)}
+    return answer | {
+        "sentence": sentence(answer),
+        "rival": _rival_sentence(rows, chosen),
+        "smaller": None
+        if quality_floor is not None
+        else _smaller_sentence(rows, chosen, tolerated),
+    }
 
 
 def recommended_row(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,14 +104,23 @@ def recommended_row(answer: Mapping[str, Any]) -> dict[str, Any]:
     return next(row for row in rows if row["recommended"])
 
 
+def asides(answer: Mapping[str, Any]) -> list[str]:
+    """List what has to be said right after the answer: the cheap rival, the next smaller width."""
+    return [answer[name] for name in ("rival", "smaller") if answer[name]]
+
+
 def _width_row(
     main: pd.DataFrame, own: pd.DataFrame, width: int, trained: Set[int]
 ) -> dict[str, Any]:
     """Collect what the table says about one width."""
+    model = str(own["model"].iloc[0])
     score, low, high = _triple(own, width)
-    reference = _triple(frames.curve(main, frames.REFERENCE), width)
+    full = _number(own["value"].iloc[-1])
+    reference = frames.curve(main, frames.REFERENCE)
+    rotated = frames.curve(main, frames.REFERENCE, frames.RIVAL_TRANSFORM)
     difference = _triple(frames.curve(main, frames.DIFFERENCE), width)
-    full, full_low, _ = _triple(own, int(own.index[-1]))
+    rival = _triple(frames.curve(main, frames.RIVAL), width)
+    cut = _triple(frames.curve(main, frames.contrast(model, frames.FULL_WIDTH)), width)
     bytes_per_vector = BYTES_PER_NUMBER * width
     return {
         "width": width,
@@ -105,29 +130,41 @@ def _width_row(
         "score": score,
         "low": low,
         "high": high,
-        "reference": reference[0],
-        "reference_low": reference[1],
-        "reference_high": reference[2],
+        "loss": _minus(full, score),
+        # The loss is the negative of "this width minus full width", so its bounds change places.
+        "loss_low": _negative(cut[2]),
+        "loss_high": _negative(cut[1]),
+        "kept": score / full if score is not None and full is not None and full > 0 else None,
+        "reference": _triple(reference, width)[0],
         "difference": difference[0],
         "difference_low": difference[1],
         "difference_high": difference[2],
         "verdict": wording.verdict(*difference),
-        "loss": _minus(full, score),
-        "kept": score / full if score is not None and full is not None and full > 0 else None,
-        "inside_full_interval": full_low is not None and score is not None and score >= full_low,
+        "rival": _triple(rotated, width)[0],
+        "rival_difference": rival[0],
+        "rival_low": rival[1],
+        "rival_high": rival[2],
+        "rival_verdict": wording.verdict(*rival),
     }
 
 
-def _passes(row: dict[str, Any], full: dict[str, Any], floor: float | None) -> bool:
-    """Apply the rule to one width."""
+def _judge(
+    row: dict[str, Any], full: dict[str, Any], tolerated: float | None, floor: float | None
+) -> None:
+    """Apply the rule to one width; note verdict and outcome in its row."""
     if row is full:
-        return True
+        row["loss_verdict"], row["accepted"] = "", True
+        return
+    verdict = wording.loss_verdict(row["loss_low"], row["loss_high"], tolerated)
+    row["loss_verdict"] = verdict
     if row["kept"] is None:
-        return False
-    kept: float = row["kept"]
-    if floor is not None:
-        return kept >= floor
-    return kept >= 1 - NEGLIGIBLE or (kept >= 1 - CEILING and bool(row["inside_full_interval"]))
+        row["accepted"] = False
+    elif floor is not None:
+        row["accepted"] = row["kept"] >= floor
+    elif verdict == wording.UNKNOWN:
+        row["accepted"] = row["loss"] <= tolerated
+    else:
+        row["accepted"] = verdict == wording.WITHIN
 
 
 def _smallest_from_which_all_pass(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -140,16 +177,27 @@ def _smallest_from_which_all_pass(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return chosen
 
 
-def _rule(floor: float | None) -> str:
+def _rule(
+    rows: list[dict[str, Any]], tolerance: float, tolerated: float | None, floor: float | None
+) -> str:
     """State the rule that was applied."""
     if floor is not None:
         return (
             f"The smallest width from which on every width keeps at least {wording.percent(floor)} "
             "of the mean score at full width (reporting.quality_floor)."
         )
+    limit = (
+        f"{100 * tolerance:g} % of the mean score at full width (reporting.tolerance; here "
+        f"{wording.points(tolerated)} points)"
+    )
+    if all(row["loss_verdict"] in ("", wording.UNKNOWN) for row in rows):
+        return (
+            f"The smallest width from which on every width loses at most {limit}, judged by the "
+            "scores alone, because there are no intervals (evaluation.bootstrap)."
+        )
     return (
-        "The smallest width from which on every width loses less than 1 % of the mean score at "
-        "full width, or less than 5 % while staying inside the confidence interval of that score."
+        f"The smallest width from which on every width is shown to lose at most {limit}: the whole "
+        "interval of its loss, taken on the same test rows, lies at or below that."
     )
 
 
@@ -168,15 +216,21 @@ def sentence(answer: Mapping[str, Any]) -> str:
     width = row["width"]
     if answer["model"] == frames.REFERENCE or answer["method"] == frames.REFERENCE:
         return f"Nothing was trained: the untouched model at width {width} takes {cost}."
-    gap = f"{wording.signed(row['difference'])} points {_bounds(row)}"
+    gap = f"{wording.signed(row['difference'])} points {_bounds(row, 'difference')}"
     if row["verdict"] == wording.WORSE:
         return (
             f"Do not ship this model yet: at width {width} it scores below the untouched model at "
             f"that width ({gap}). It would take {cost}."
         )
+    if row["rival_verdict"] == wording.WORSE:
+        return (
+            f"Do not ship this model yet: at width {width} it scores below the untouched model "
+            f"after PCA, which needs no training ({wording.signed(row['rival_difference'])} points "
+            f"{_bounds(row, 'rival')}). It would take {cost}."
+        )
     claim = {
         wording.BETTER: "better than the untouched model at that width by "
-        f"{wording.points(row['difference'])} points {_bounds(row)}",
+        f"{wording.points(row['difference'])} points {_bounds(row, 'difference')}",
         wording.NOISE: "no gain over the untouched model at that width has been shown "
         f"({gap} is within noise)",
         wording.SAME: "it scores exactly as the untouched model at that width",
@@ -186,9 +240,58 @@ def sentence(answer: Mapping[str, Any]) -> str:
     return f"Ship width {width}: {cost}; {claim}."
 
 
-def _bounds(row: dict[str, Any]) -> str:
-    """Write the interval of the difference."""
-    return wording.interval(row["difference_low"], row["difference_high"])
+def _rival_sentence(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> str | None:
+    """Say whether the untouched model after a PCA rotation would have been as good."""
+    if chosen["rival_difference"] is None:
+        return None
+    gap = f"{wording.signed(chosen['rival_difference'])} points {_bounds(chosen, 'rival')}".strip()
+    told = (
+        "Cheap rival, the untouched model after PCA with nothing trained: "
+        f"{wording.points(chosen['rival'])} at width {chosen['width']}. "
+    ) + {
+        wording.BETTER: f"The recommended vectors beat it: {gap}.",
+        wording.WORSE: f"It beats the recommended vectors ({gap}).",
+        wording.NOISE: "As far as these test rows tell, it would have been as good "
+        f"({gap} is within noise).",
+        wording.SAME: "It scores exactly the same.",
+        wording.UNKNOWN: f"The recommended vectors differ by {gap}, without an interval and so "
+        "without a claim.",
+    }[str(chosen["rival_verdict"])]
+    # A rotation changes no cosine at full width, so its strength shows at the other widths only.
+    others = [
+        str(row["width"])
+        for row in rows
+        if row is not chosen and row["rival_verdict"] == wording.WORSE
+    ]
+    if others:
+        link = "Also" if chosen["rival_verdict"] == wording.WORSE else "But"
+        told += (
+            f" {link} at {'width' if len(others) == 1 else 'the widths'} {wording.join(others)} "
+        )
+        told += "the rival is better."
+    return told
+
+
+def _smaller_sentence(
+    rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any], tolerated: float | None
+) -> str | None:
+    """Say that the next smaller width was left out for want of evidence alone, if that is why."""
+    below = [row for row in rows if row["width"] < chosen["width"]]
+    if not below or tolerated is None or below[-1]["loss_verdict"] != wording.OPEN:
+        return None
+    row = below[-1]
+    if row["loss"] > tolerated:
+        return None
+    return (
+        f"Width {row['width']} may do as well: a loss of {wording.points(row['loss'])} points is "
+        f"tolerable, but its interval {_bounds(row, 'loss')} leaves it open. More test rows would "
+        "settle it."
+    )
+
+
+def _bounds(row: Mapping[str, Any], name: str) -> str:
+    """Write the interval of a difference."""
+    return wording.interval(row[f"{name}_low"], row[f"{name}_high"])
 
 
 def _triple(rows: pd.DataFrame, width: int) -> tuple[float | None, float | None, float | None]:
@@ -208,6 +311,11 @@ def _number(value: Any) -> float | None:
 def _minus(left: float | None, right: float | None) -> float | None:
     """Subtract where both are known."""
     return None if left is None or right is None else left - right
+
+
+def _negative(value: float | None) -> float | None:
+    """Change the sign of what is known; zero stays without one."""
+    return None if value is None else 0.0 - value
 
 
 def _single(rows: pd.DataFrame, column: str) -> str:

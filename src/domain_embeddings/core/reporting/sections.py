@@ -16,6 +16,7 @@ from domain_embeddings.core.reporting import frames, palette, wording
 _TRAINED_WITH_REZE = ("reze", "reze_mic")
 _SEVERAL = 20
 _LARGE = 100
+_ROUNDING = 1e-12
 
 MEASURES = {
     "isoscore": "IsoScore: 1 if every direction carries equal variance, 0 if one carries all",
@@ -29,7 +30,7 @@ MEASURES = {
     "shift": "shift: mean 1 - cosine to the untouched model",
     "cka": "linear CKA with the untouched model: 1 is the same geometry",
     "source_bias": "source bias: distance of a source's mean from the median source, mean",
-    "source_bias_shrunk": "source bias in the directions that REZE shrinks, mean",
+    "source_bias_shrunk": "source bias in the directions in which REZE moves a source, mean",
 }
 _LONG_CELL = 24
 _LONG_LIST = 8
@@ -109,8 +110,9 @@ def _claim(rows: pd.DataFrame, width: int) -> dict[str, str]:
 def rivals(main: pd.DataFrame, width: int, full: int) -> list[dict[str, Any]]:
     """Put the recommended vectors beside everything else one could ship.
 
-    Only the untouched model under the same transform has a paired difference. The others are
-    compared by their intervals, which is a blunter test: overlapping intervals settle nothing.
+    Other vectors at the recommended width, and the recommended ones at full width, have a paired
+    difference. The rest is compared by its intervals, which is a blunter test: overlapping
+    intervals settle nothing.
 
     Args:
         main: The result of ``frames.main_scores``.
@@ -118,7 +120,8 @@ def rivals(main: pd.DataFrame, width: int, full: int) -> list[dict[str, Any]]:
         full: The full width.
 
     Returns:
-        One dict per rival: name, width, score, interval, gap (rival minus recommended), compared.
+        One dict per rival: name, model, transform, width, value, score, interval, gap (rival minus
+        recommended), gap_interval (of the paired difference), compared (in words), chosen.
     """
     model = frames.shipped_model(main)
     own = frames.curve(main, model).to_dict("index")
@@ -129,33 +132,66 @@ def rivals(main: pd.DataFrame, width: int, full: int) -> list[dict[str, Any]]:
                 line = frames.curve(main, other, transform).to_dict("index")
                 if at in line:
                     chosen = (other, transform, at) == (model, frames.AS_IS, width)
-                    rows.append(_rival(line[at], own[width], chosen=chosen))
+                    paired = _paired(main, line[at], model, width)
+                    rows.append(_rival(line[at], own[width], paired, chosen=chosen))
     return rows
 
 
-def _rival(rival: Mapping[Any, Any], own: Mapping[Any, Any], *, chosen: bool) -> dict[str, Any]:
-    """Compare one rival with the recommended vectors by interval."""
+def _paired(
+    main: pd.DataFrame, rival: Mapping[Any, Any], model: str, width: int
+) -> Mapping[Any, Any] | None:
+    """Find the paired difference of the recommended vectors to a rival, if it was taken."""
+    if rival["width"] == width:
+        name = frames.contrast(model, str(rival["model"]), str(rival["transform"]))
+    elif (rival["model"], rival["transform"]) == (model, frames.AS_IS):
+        name = frames.contrast(model, frames.FULL_WIDTH)
+    else:
+        return None
+    return frames.curve(main, name).to_dict("index").get(width)
+
+
+def _rival(
+    rival: Mapping[Any, Any],
+    own: Mapping[Any, Any],
+    paired: Mapping[Any, Any] | None,
+    *,
+    chosen: bool,
+) -> dict[str, Any]:
+    """Compare one rival with the recommended vectors."""
+    bounds = ""
     if chosen:
         compared = "recommended"
-    elif not frames.finite(rival["low"], rival["high"], own["low"], own["high"]):
-        compared = "no interval"
-    elif rival["low"] > own["high"]:
-        compared = "higher, intervals apart"
-    elif rival["high"] < own["low"]:
-        compared = "lower, intervals apart"
+    elif paired is not None and frames.finite(paired["low"], paired["high"]):
+        # The difference is that of the recommended vectors; the rival's is its negative.
+        low, high = -float(paired["high"]), -float(paired["low"])
+        bounds = wording.interval(low, high)
+        compared = wording.verdict(-float(paired["value"]), low, high)
     else:
-        compared = "intervals overlap"
+        compared = _by_intervals(rival, own)
     return {
         "name": palette.line_name(str(rival["model"]), str(rival["transform"])),
         "model": str(rival["model"]),
+        "transform": str(rival["transform"]),
         "width": str(int(rival["width"])),
         "value": float(rival["value"]),
         "score": wording.points(rival["value"]),
         "interval": wording.interval(rival["low"], rival["high"]),
         "gap": "" if chosen else wording.signed(rival["value"] - own["value"]),
+        "gap_interval": bounds,
         "compared": compared,
         "chosen": chosen,
     }
+
+
+def _by_intervals(rival: Mapping[Any, Any], own: Mapping[Any, Any]) -> str:
+    """Compare two scores by their own intervals."""
+    if not frames.finite(rival["low"], rival["high"], own["low"], own["high"]):
+        return wording.UNKNOWN
+    if rival["low"] > own["high"]:
+        return "not paired: intervals apart, higher"
+    if rival["high"] < own["low"]:
+        return "not paired: intervals apart, lower"
+    return "not paired: intervals overlap"
 
 
 def all_scores(main: pd.DataFrame) -> Table:
@@ -257,42 +293,77 @@ def reze(
         method: The training method; only some of them use the shrinkage.
 
     Returns:
-        Sentences, and a table of the sources: directions shrunk, bias in them before and after.
+        Sentences, and a table of the sources: how far the mean of each is from the mean of all
+        pairs, how far it is moved, and its bias before and after.
     """
     header = shrinkage.header
     active = np.asarray(eigenspace["active"], dtype=bool)
-    shrunk = np.asarray(shrinkage["shrunk"], dtype=bool)
-    threshold = float(np.asarray(variance["threshold"]).ravel()[0])
-    variant = int((active & (np.asarray(variance["variance"]) > threshold)).sum())
     carried = frames.spectrum(eigenspace, shrinkage)["share"][active].max() if active.any() else 0.0
     words = [
         f"{active.sum():,} of {len(active):,} directions are active: together they carry "
-        f"{wording.percent(float(carried))} of the variance of the relation vectors. In "
-        f"{variant:,} of them the sources differ by more than the threshold."
+        f"{wording.percent(float(carried))} of the variance of the relation vectors."
     ]
+    moved = moves(variance, shrinkage)
     if header.get("note"):
-        words.append(f"No direction was shrunk: {header['note']}.")
+        words.append(f"No source is moved: {header['note']}.")
     else:
-        touched = int(shrunk.any(axis=0).sum())
-        words.append(
-            f"{touched:,} of the active directions were shrunk for at least one source (mode "
-            f"{header.get('mode', 'unknown')}, eta {header.get('eta', 'unknown')})."
-        )
+        touched = int(np.asarray(shrinkage["shrunk"], dtype=bool).any(axis=0).sum())
+        words += [
+            "The target moves the mean of a source by "
+            f"{wording.percent(float(moved['share'].mean()))} of its distance from the mean of all "
+            f"pairs, on average over the sources (mode {header.get('mode', 'unknown')}, eta "
+            f"{header.get('eta', 'unknown')}).",
+            f"It does so in {touched:,} of the active directions. That number is no finding: with "
+            "gamma 1 about a third of all directions stand out where the sources differ by chance "
+            "alone. What counts is how far a source is moved.",
+        ]
     if method not in _TRAINED_WITH_REZE:
         words.append(f"The method '{method}' does not use this: training was not affected by it.")
-    sources = [str(name) for name in header.get("sources", [])]
     rows = [
         [
-            name,
-            f"{row.sum():,}",
-            wording.percent(row.sum() / max(1, active.sum())),
-            *[number(value) for value in bias.reindex([name]).to_numpy().ravel()],
+            str(row["source"]),
+            number(row["distance"]),
+            number(row["moved"]),
+            wording.percent(row["share"]),
+            *[number(value) for value in bias.reindex([row["source"]]).to_numpy().ravel()],
         ]
-        for name, row in zip(sources, shrunk, strict=True)
+        for row in frames.records(moved)
     ]
-    models = [f"bias in them, {palette.model_name(str(model))}" for model in bias.columns]
-    columns = ["source", "directions shrunk", "share of the active ones", *models]
+    models = [
+        f"bias in moved directions, {palette.model_name(str(model))}" for model in bias.columns
+    ]
+    columns = ["source", "distance from the mean of all pairs", "moved by", "share", *models]
     return words, Table(columns, rows, set(range(1, len(columns))))
+
+
+def moves(variance: Bundle, shrinkage: Bundle) -> pd.DataFrame:
+    """Measure how far the target of REZE moves the mean of each source.
+
+    The mean of source s changes by offset[s] + (scale[s] - 1) * mu_s in the touched directions
+    (docs/method.md, section 1). The basis is orthonormal, so lengths can be taken in it.
+
+    Args:
+        variance: ``task_variance``: source_means mu (S, D) around the mean of all pairs.
+        shrinkage: ``shrinkage``: columns (K,), offset and scale (S, K).
+
+    Returns:
+        Columns source, distance (norm of mu_s), moved (norm of the change), share (moved /
+        distance; 0 where the distance is 0).
+    """
+    means = np.asarray(variance["source_means"], dtype=np.float64)
+    columns = np.asarray(shrinkage["columns"], dtype=np.int64)
+    offset, scale = (np.asarray(shrinkage[name], dtype=np.float64) for name in ("offset", "scale"))
+    change = offset + (scale - 1.0) * means[:, columns]
+    distance, moved = np.linalg.norm(means, axis=1), np.linalg.norm(change, axis=1)
+    share = np.divide(moved, distance, out=np.zeros_like(moved), where=distance > 0)
+    return pd.DataFrame(
+        {
+            "source": [str(name) for name in shrinkage.header["sources"]],
+            "distance": distance,
+            "moved": moved,
+            "share": share,
+        }
+    )
 
 
 def facts(report: Mapping[str, Any]) -> tuple[Table, list[str]]:
@@ -434,6 +505,8 @@ def number(value: float) -> str:
     value = float(value)
     if math.isnan(value):
         return "n/a"
+    if abs(value) < _ROUNDING:
+        return "0"
     if value.is_integer() and abs(value) >= 1:
         return f"{value:,.0f}"
     if abs(value) >= _LARGE:

@@ -24,6 +24,7 @@ from domain_embeddings.core.reporting import frames, palette, wording
 _WIDTH = 10.5
 _TASK_COLUMNS = 4
 _LOSS_COLUMNS = 4
+_SMALLEST_SHOWN = 1e-6
 _ID = re.compile(r'(\bid="|url\(#|xlink:href="#)')
 
 
@@ -211,11 +212,15 @@ def eigen_spectrum(eigenspace: Bundle, shrinkage: Bundle) -> Figure:
         marker="x",
         markersize=5,
         color=palette.MODEL_COLOURS["reference"],
-        label=f"shrunk for a source ({len(shrunk)})",
+        label="REZE moves a source",
     )
     left.set_yscale("log")
+    # Directions without any variance would take most of the axis.
+    largest = float(table["eigenvalue"].max())
+    if np.isfinite(largest):
+        left.set_ylim(bottom=max(largest * _SMALLEST_SHOWN, 0.5 * float(table["eigenvalue"].min())))
     left.set_ylabel("eigenvalue (log)")
-    left.legend(frameon=False, labelcolor=palette.INK, loc="upper right")
+    left.legend(frameon=False, labelcolor=palette.INK, loc="lower left")
     right.plot(table["rank"], 100 * table["share"], color=palette.MUTED, linewidth=2)
     if len(active):
         right.axvline(len(active), color=palette.MODEL_COLOURS["adapted"], linewidth=1.4)

@@ -10,6 +10,10 @@ NOISE = "within noise"
 UNKNOWN = "no interval"
 SAME = "no difference"
 
+WITHIN = "within tolerance"
+BEYOND = "beyond tolerance"
+OPEN = "not settled"
+
 _KILO = 1000.0
 
 
@@ -68,6 +72,26 @@ def verdict(value: float | None, low: float | None, high: float | None) -> str:
     if low > 0:
         return BETTER
     return WORSE if high < 0 else NOISE
+
+
+def loss_verdict(low: float | None, high: float | None, tolerated: float | None) -> str:
+    """Judge a loss by its interval against what is tolerated.
+
+    Args:
+        low: Lower bound of the confidence interval of the loss, positive if something is lost.
+        high: Upper bound.
+        tolerated: The largest loss that is accepted.
+
+    Returns:
+        ``within tolerance`` only if the whole interval is at or below the tolerated loss, ``beyond
+        tolerance`` if all of it is above, ``not settled`` otherwise; ``no interval`` if there is
+        none.
+    """
+    if low is None or high is None or tolerated is None or math.isnan(low) or math.isnan(high):
+        return UNKNOWN
+    if high <= tolerated:
+        return WITHIN
+    return BEYOND if low > tolerated else OPEN
 
 
 def join(names: list[str]) -> str:

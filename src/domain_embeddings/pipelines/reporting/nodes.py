@@ -26,7 +26,12 @@ def recommend(
     """Return the recommended width, the table behind it and the answer in one sentence."""
     from domain_embeddings.core.reporting.recommend import recommend_width
 
-    return recommend_width(truncation_scores, widths, reporting.quality_floor)
+    return recommend_width(
+        truncation_scores,
+        widths,
+        tolerance=reporting.tolerance,
+        quality_floor=reporting.quality_floor,
+    )
 
 
 def plot_quality(truncation_scores: pd.DataFrame) -> Any:
