@@ -118,7 +118,7 @@ class EvaluationParameters(Section):
 class ReportingParameters(Section):
     """Choices of the report."""
 
-    tolerance: Fraction = 0.01
+    tolerance: Fraction = 0.02
     quality_floor: Fraction | None = None
     map_points: Count = 1_500
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -38,10 +39,12 @@ def test_the_notebook_shows_scores_and_spectrum_of_a_run(finished, tmp_path, mon
     assert [o for o in outputs if o.output_type == "error"] == []
     pictures = [o for o in outputs if "image/png" in o.get("data", {})]
     assert len(pictures) == 2
-    shown = " ".join(o["data"].get("text/plain", "") for o in outputs if "data" in o)
+    texts = [o["data"].get("text/plain", "") for o in outputs if "data" in o]
+    shown = re.sub(r"\x1b\[[\d;]*m", "", " ".join(texts))
     for task in ("topics", "questions", "duplicates", "similar", "groups", "mean"):
         assert task in shown
     # The planted bias comes first.
-    assert "{'board': " in shown
+    assert re.search(r"distance\s+board ", shown)
+    assert "WARNING" not in shown
     assert sorted(path for path in (project.folder / DATA).rglob("*.parquet")) == before
     assert not list(Path(project.folder).rglob("*.ipynb"))

@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object], Pa
         "adapted_model": model,
         "params:curation": CurationParameters(),
         "params:evaluation": EvaluationParameters(),
-        "params:reporting": ReportingParameters(map_points=40),
+        "params:reporting": ReportingParameters(map_points=40, tolerance=0.01),
         "params:reze": RezeParameters(),
         "params:training": TrainingParameters(),
         "params:seed": 0,
@@ -78,7 +78,7 @@ def test_the_card_travels_in_the_folder_of_the_model(run):
 
 def test_a_model_without_a_folder_is_named_in_a_warning(caplog):
     scores = report_data.truncation_scores()
-    answer = nodes.recommend(scores, ReportingParameters(), report_data.WIDTHS)
+    answer = nodes.recommend(scores, ReportingParameters(tolerance=0.01), report_data.WIDTHS)
     card = nodes.write_model_card(
         SimpleNamespace(),
         answer,
