@@ -15,6 +15,7 @@ import pandas as pd
 import yaml
 from click.testing import CliRunner, Result
 from kedro.framework.startup import bootstrap_project
+from omegaconf import OmegaConf
 
 ROOT = Path(__file__).parents[1]
 DATA = Path("data/test")
@@ -46,6 +47,8 @@ class Project:
         """Do what `kedro run --env=test` does, in this process."""
         from domain_embeddings.cli import cli
 
+        # OmegaConf keeps the first resolver of a name; one of another test could point elsewhere.
+        OmegaConf.clear_resolver("project_path")
         with contextlib.chdir(self.folder):
             metadata = bootstrap_project(self.folder)
             return CliRunner(env=ENVIRONMENT).invoke(

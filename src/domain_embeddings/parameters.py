@@ -56,7 +56,7 @@ class RezeParameters(Section):
 class RotationParameters(Section):
     """Prefix rotation (docs/method.md, section 4b)."""
 
-    when: Literal["none", "init", "final", "both"] = "none"
+    when: Literal["none", "init", "final", "both"] = "both"
     centre: bool = False
 
 
@@ -66,14 +66,14 @@ class TrainingParameters(Section):
     method: Method = "reze_mic"
     steps: Count = 120
     batch_size: Annotated[int, Field(ge=2)] = 64
-    learning_rate: Positive = 5e-5
+    learning_rate: Positive = 1e-4
     weight_decay: NonNegative = 0.01
     warmup_ratio: Fraction = 0.1
     scheduler: Literal["cosine", "linear", "constant"] = "cosine"
     temperature: Positive = 0.05
     width_weights: list[Positive] | None = None
-    gamma: NonNegative = 1.0
-    alpha: NonNegative = 1.0
+    gamma: NonNegative = 0.1
+    alpha: NonNegative = 0.3
     tau: Literal["auto"] | NonNegative = "auto"
     lambda_var: NonNegative = 0.1
     lambda_corr: NonNegative = 1.0
@@ -144,7 +144,8 @@ class Parameters(Section):
             msg = f"widths: must be strictly increasing, got {self.widths}"
             raise ValueError(msg)
         weights = self.training.width_weights
-        if weights is not None and len(weights) != len(self.widths):
+        # The model's full width joins the list where it is missing, so one more is possible.
+        if weights is not None and len(weights) - len(self.widths) not in (0, 1):
             msg = (
                 f"training.width_weights: needs one weight per width "
                 f"({len(self.widths)}), got {len(weights)}"

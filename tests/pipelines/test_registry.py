@@ -16,6 +16,7 @@ from kedro.pipeline import Pipeline
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.parameters import Parameters, Section, check_parameters
 from domain_embeddings.pipeline_registry import STAGES, register_pipelines
+from domain_embeddings.settings import CONFIG_LOADER_ARGS
 
 ROOT = Path(__file__).parents[2]
 LAYERS = "raw intermediate primary feature model_input models model_output reporting".split()
@@ -24,13 +25,9 @@ PIPELINES = register_pipelines()
 
 
 def load_config(env: str = "base") -> OmegaConfigLoader:
-    return OmegaConfigLoader(
-        str(ROOT / "conf"),
-        env=env,
-        base_env="base",
-        default_run_env="base",
-        custom_resolvers={"project_path": lambda: str(ROOT)},
-    )
+    # The resolvers of the project and no others: they stay registered for the whole process.
+    arguments = {**CONFIG_LOADER_ARGS, "default_run_env": "base"}
+    return OmegaConfigLoader(str(ROOT / "conf"), env=env, **arguments)
 
 
 CATALOG = load_config()["catalog"]

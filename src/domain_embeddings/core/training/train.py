@@ -77,6 +77,7 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
     model.trained_widths = nested if parameters.method not in ("reference", "plain") else []
     if parameters.method == "reference":
         return model, pd.DataFrame(columns=HISTORY_COLUMNS), {"method": "reference", "steps": 0}
+    _check_weights(parameters, nested)
     if len(pairs) < parameters.batch_size:
         msg = (
             f"training.batch_size: {parameters.batch_size} is more than the {len(pairs)} training "
@@ -110,6 +111,17 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         "note": shrinkage.header.get("note", ""),
     }
     return model.eval(), trainer.history_frame(), report
+
+
+def _check_weights(parameters: TrainingParameters, widths: list[int]) -> None:
+    """Refuse weights that are not one per trained width, the full one included."""
+    weights = parameters.width_weights
+    if weights is not None and len(weights) != len(widths):
+        msg = (
+            f"training.width_weights: needs one weight for each of {widths}, the model's full width "
+            f"included; got {len(weights)}"
+        )
+        raise ParameterError(msg)
 
 
 def _mean_of(history: list[dict[str, Any]], component: str) -> float:
