@@ -118,8 +118,8 @@ def _check_weights(parameters: TrainingParameters, widths: list[int]) -> None:
     weights = parameters.width_weights
     if weights is not None and len(weights) != len(widths):
         msg = (
-            f"training.width_weights: needs one weight for each of {widths}, the model's full width "
-            f"included; got {len(weights)}"
+            f"training.width_weights: needs one weight for each of {widths}, the full width of the "
+            f"model included; got {len(weights)}"
         )
         raise ParameterError(msg)
 
