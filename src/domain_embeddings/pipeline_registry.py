@@ -19,6 +19,11 @@ STAGES = (ingestion, curation, relations, reze, training, evaluation, reporting)
 
 def register_pipelines() -> dict[str, Pipeline]:
     """Return every stage by its name, their sum as `domain_adapt` and `__default__`."""
-    stages = {stage.__name__.rpartition(".")[2]: stage.create_pipeline() for stage in STAGES}
+    names = [stage.__name__.rpartition(".")[2] for stage in STAGES]
+    # A tag per stage, by which Kedro-Viz filters the graph.
+    stages = {
+        name: Pipeline(stage.create_pipeline().nodes, tags=name)
+        for name, stage in zip(names, STAGES, strict=True)
+    }
     whole = sum(stages.values(), Pipeline([]))
     return {**stages, "domain_adapt": whole, "__default__": whole}

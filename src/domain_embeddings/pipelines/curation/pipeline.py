@@ -21,14 +21,12 @@ def create_pipeline(**_kwargs: object) -> Pipeline:
                 inputs=["task_records", "task_specs", "params:curation"],
                 outputs=["curated_records", "curation_report"],
                 name="curate_records",
-                tags="curation",
             ),
             node(
                 find_leakage,
                 inputs=["curated_records", "task_specs"],
                 outputs="leakage_report",
                 name="find_leakage",
-                tags="curation",
             ),
             node(
                 build_training_pairs,
@@ -41,7 +39,6 @@ def create_pipeline(**_kwargs: object) -> Pipeline:
                 ],
                 outputs=["training_pairs", "pairing_report"],
                 name="build_training_pairs",
-                tags="curation",
             ),
             node(
                 select_evaluation_tasks,
@@ -54,7 +51,6 @@ def create_pipeline(**_kwargs: object) -> Pipeline:
                 ],
                 outputs="evaluation_tasks",
                 name="select_evaluation_tasks",
-                tags="curation",
             ),
         ]
     )

@@ -16,7 +16,6 @@ def create_pipeline(**_kwargs: object) -> Pipeline:
                 inputs="raw_tasks",
                 outputs=["task_records", "task_specs", "ingestion_report"],
                 name="read_task_records",
-                tags="ingestion",
             )
         ]
     )
