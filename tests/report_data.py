@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from domain_embeddings.core.bundle import Bundle
+from domain_embeddings.parameters import TrainingParameters
 
 WIDTHS = [16, 32, 64, 128, 256, 384]
 TASKS = {
@@ -155,8 +156,9 @@ def training_report() -> dict[str, Any]:
         "precision": "bf16",
         "device": "cpu",
         "chunks": 8,
-        "padding_ratio": 0.07,
+        "padding_ratio": 1.07,
         "note": "",
+        "settings": TrainingParameters().model_dump(mode="json"),
     }
 
 

@@ -31,6 +31,7 @@ MAX_REASON = 200
 GIVE_UP_AFTER = 3
 PLOTS = (
     "quality_by_dimension",
+    "quality_picture",
     "eigen_spectrum",
     "task_variance_plot",
     "relation_map",

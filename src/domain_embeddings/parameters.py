@@ -59,6 +59,13 @@ class RotationParameters(Section):
     when: Literal["none", "init", "final", "both"] = "both"
     centre: bool = False
 
+    @model_validator(mode="after")
+    def _check_centre(self) -> Self:
+        if self.centre and self.when not in ("final", "both"):
+            msg = "centre needs when: final or both; a start that is centred is no rotation of r"
+            raise ValueError(msg)
+        return self
+
 
 class TrainingParameters(Section):
     """Objective, optimiser and hardware of the training stage."""
@@ -77,13 +84,16 @@ class TrainingParameters(Section):
     tau: Literal["auto"] | NonNegative = "auto"
     lambda_var: NonNegative = 0.1
     lambda_corr: NonNegative = 1.0
-    layers: Literal["middle", "last", "all"] | list[Annotated[int, Field(ge=1)]] = "last"
+    layers: (
+        Literal["middle", "last", "all"]
+        | Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
+    ) = "last"
     reze_main: Literal["nested", "full"] = "nested"
     reze_dims: Literal["full", "nested"] = "full"
     rotation: RotationParameters = RotationParameters()
     chunks: Count = 8
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    device: str = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     max_truncated: Fraction = 1.0
     logging_steps: Count = 5
 
@@ -113,6 +123,13 @@ class EvaluationParameters(Section):
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
     classification: ClassificationProbe = ClassificationProbe()
     clustering: ClusteringProbe = ClusteringProbe()
+
+    @model_validator(mode="after")
+    def _check_transforms(self) -> Self:
+        if "none" not in self.transforms or len(set(self.transforms)) < len(self.transforms):
+            msg = f"transforms: must hold 'none' and no name twice, got {self.transforms}"
+            raise ValueError(msg)
+        return self
 
 
 class ReportingParameters(Section):

@@ -44,6 +44,8 @@ CONFIG_LOADER_CLASS = OmegaConfigLoader
 CONFIG_LOADER_ARGS = {
     "base_env": "base",
     "default_run_env": "local",
+    # An environment changes the parameters it names and leaves the rest of a section alone.
+    "merge_strategy": {"parameters": "soft"},
     "custom_resolvers": {
         # Resolved when a configuration is read, not when this module is imported.
         "project_path": lambda: str(find_kedro_project(Path.cwd()) or Path.cwd())

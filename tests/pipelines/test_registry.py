@@ -130,6 +130,34 @@ def test_all_parameter_errors_are_listed_at_once_with_allowed_values():
         check_parameters({"training": {"width_weights": [1.0]}})
 
 
+def test_an_environment_leaves_the_rest_of_a_section_alone(tmp_path):
+    from domain_embeddings.settings import CONFIG_LOADER_ARGS
+
+    for env, text in {
+        "base": "training: {steps: 7, gamma: 0.5}",
+        "gpu": "training: {steps: 9}",
+    }.items():
+        (tmp_path / env).mkdir()
+        (tmp_path / env / "parameters.yml").write_text(text)
+    loader = OmegaConfigLoader(str(tmp_path), env="gpu", **CONFIG_LOADER_ARGS)
+    assert loader["parameters"]["training"] == {"steps": 9, "gamma": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("section", "value", "message"),
+    [
+        ("training", {"layers": []}, "layers"),
+        ("training", {"device": "gpu"}, "'auto', 'cpu' or 'cuda'"),
+        ("training", {"rotation": {"when": "init", "centre": True}}, "centre needs when"),
+        ("evaluation", {"transforms": ["pca"]}, "must hold 'none'"),
+        ("evaluation", {"transforms": ["none", "none"]}, "no name twice"),
+    ],
+)
+def test_options_that_would_be_ignored_or_fail_late_are_refused(section, value, message):
+    with pytest.raises(ParameterError, match=message):
+        check_parameters({section: value})
+
+
 def test_listing_pipelines_imports_neither_torch_nor_mteb():
     code = (
         "import sys, domain_embeddings.settings as s;"

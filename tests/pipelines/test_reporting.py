@@ -16,7 +16,6 @@ from domain_embeddings.parameters import (
     EvaluationParameters,
     ReportingParameters,
     RezeParameters,
-    TrainingParameters,
 )
 from domain_embeddings.pipelines.reporting import nodes
 from domain_embeddings.pipelines.reporting.pipeline import create_pipeline
@@ -24,6 +23,7 @@ from domain_embeddings.pipelines.reporting.pipeline import create_pipeline
 OUTPUTS = {
     "width_recommendation",
     "quality_by_dimension",
+    "quality_picture",
     "eigen_spectrum",
     "task_variance_plot",
     "relation_map",
@@ -44,7 +44,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object], Pa
         "params:evaluation": EvaluationParameters(),
         "params:reporting": ReportingParameters(map_points=40, tolerance=0.01),
         "params:reze": RezeParameters(),
-        "params:training": TrainingParameters(),
         "params:seed": 0,
         "params:widths": report_data.WIDTHS,
     }
@@ -86,7 +85,6 @@ def test_a_model_without_a_folder_is_named_in_a_warning(caplog):
         report_data.training_report(),
         report_data.task_specs(),
         report_data.shrinkage(),
-        TrainingParameters(),
         report_data.WIDTHS,
         0,
     )
@@ -102,7 +100,7 @@ def test_the_quality_floor_reaches_the_recommendation():
 
 def test_the_annotations_that_kedro_validates_parameters_with_resolve():
     hints = get_type_hints(nodes.write_report)
-    assert hints["training"] is TrainingParameters
+    assert hints["reze"] is RezeParameters
     assert get_type_hints(nodes.recommend)["reporting"] is ReportingParameters
 
 

@@ -66,6 +66,17 @@ def test_two_rotations_become_one(model, texts):
     np.testing.assert_allclose(encode(model, texts, show_progress=False), expected, atol=5e-6)
 
 
+def test_a_centred_rotation_is_kept_below_the_next_one(model, texts):
+    before = encode(model, texts, show_progress=False).astype(np.float64)
+    first, mean = fit_rotation(before, centre=True)
+    rotate_model(model, first, mean)
+    between = prefix((before - mean) @ first, 32)
+    second = np.linalg.qr(np.random.default_rng(4).normal(size=(32, 32)))[0]
+    rotate_model(model, second, np.zeros(32))
+    after = encode(model, texts, show_progress=False)
+    np.testing.assert_allclose(after, between @ second, atol=5e-6)
+
+
 def test_a_rotation_keeps_more_in_the_first_coordinates(model, texts):
     before = encode(model, texts, show_progress=False)
     rotate_model(model, *fit_rotation(before, centre=False))

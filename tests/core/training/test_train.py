@@ -220,6 +220,46 @@ def test_a_loss_that_is_not_finite_stops_training_and_names_component_step_and_p
     assert not model[0].auto_model.config.output_hidden_states
 
 
+def test_mixed_precision_leaves_no_wrapper_on_the_model(world):
+    model, *_ = run(world, method="mrl", precision="bf16")
+    assert not {"forward", "_original_forward"} & set(vars(model))
+    first = model.encode("lost card")
+    model.float()
+    np.testing.assert_array_equal(model.encode("lost card"), first)
+
+
+def test_a_text_is_the_same_text_under_another_prompt(world):
+    model, pairs, *_ = world
+    twin = pairs.copy()
+    faq = twin.index[twin["task"] == "faq"][0]
+    twin.loc[faq, "positive"] = twin.loc[faq, "anchor"]
+    tokens = tokenise_pairs(model, twin, SPECS)
+    assert tokens.anchor[faq] != tokens.positive[faq], "the prompt makes other tokens"
+    assert tokens.text[tokens.anchor[faq]] == tokens.text[tokens.positive[faq]]
+
+
+def test_another_prompt_is_another_pair_table(world):
+    model, pairs, relations, shrinkage = world
+    specs = [dict(spec, prompts={"query": "slow "}) for spec in SPECS]
+    with pytest.raises(ProvenanceError, match="pair_table_hash"):
+        train(
+            model, pairs, specs, relations, shrinkage,
+            parameters=settings(), widths=WIDTHS, seed=0,
+        )  # fmt: skip
+
+
+def test_only_methods_that_train_prefixes_name_them(world):
+    nested = {m: run(world, method=m)[0].trained_widths for m in ("reference", "plain", "mrl")}
+    assert nested == {"reference": [], "plain": [], "mrl": WIDTHS}
+    assert run(world, method="reze", reze_main="full")[0].trained_widths == []
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ParameterError, match=r"training\.device: .*allowed: auto, cpu"):
+        resolve_device("cuda")
+
+
 def test_a_batch_larger_than_the_data_is_refused(world):
     with pytest.raises(ParameterError, match=r"training\.batch_size: 64.*2 to 60"):
         run(world, batch_size=64)
@@ -260,15 +300,13 @@ def test_middle_last_and_all_layers():
 
 def test_a_rotated_start_leaves_the_reze_loss_as_it_was(world):
     batch, _ = batch_of(world)
-    from domain_embeddings.core.training.train import _copy, _rotate_start
+    from domain_embeddings.core.training.train import _copy, rotate_start
 
     model, _, relations, shrinkage = world
     _, plain = objective(world, method="reze", reze_main="full")(batch)
     rotated = _copy(model).eval()
-    moved, moved_shrinkage = _rotate_start(rotated, relations, shrinkage)
-    loss = Objective(
-        rotated, WIDTHS, settings(method="reze", reze_main="full"), moved, moved_shrinkage
-    )
+    moved = rotate_start(rotated, relations, shrinkage)
+    loss = Objective(rotated, WIDTHS, settings(method="reze", reze_main="full"), relations, moved)
     _, turned = loss(batch)
     for name in ("reze", "info_nce"):
         assert turned[name].item() == pytest.approx(plain[name].item(), abs=2e-6)

@@ -146,7 +146,7 @@ def encode(
 
 
 def _forward(model: SentenceTransformer) -> Callable[[dict[str, Any]], np.ndarray]:
-    """Return a function from a padded batch to fp32 embeddings, with autocast where it pays."""
+    """Return a function from a padded batch to fp32 embeddings on the CPU."""
     device = model.device
 
     def run(features: dict[str, Any]) -> np.ndarray:

@@ -53,6 +53,17 @@ def resolve_source(source: str) -> str:
     return str(folders[0])
 
 
+def _require_pooled_prompts(model: SentenceTransformer, source: str) -> None:
+    """Refuse models that leave their prompt out of pooling: texts carry it like other tokens."""
+    excluded = any(getattr(module, "include_prompt", True) is False for module in model)
+    if excluded and any(model.prompts.values()):
+        msg = (
+            f"reference_model.source: '{source}' leaves its prompt out of pooling "
+            "(include_prompt: false), which is not supported; allowed: models that pool all tokens"
+        )
+        raise ParameterError(msg)
+
+
 def read_width(source: str) -> int | None:
     """Read a local model's embedding width from its configuration, without loading anything.
 
@@ -138,6 +149,7 @@ def load_encoder(  # noqa: PLR0913 - one argument per key of the catalog entry
         msg = f"reference_model.source: could not load '{source}': {error}"
         raise ParameterError(msg) from error
     _require_text_encoder(model, source)
+    _require_pooled_prompts(model, source)
     if max_length is not None:
         model.max_seq_length = max_length
     model.provenance = {"model": source, "revision": revision}

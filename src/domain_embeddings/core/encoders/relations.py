@@ -45,11 +45,18 @@ def pair_texts(
     return texts[0], texts[1]
 
 
-def pair_table_hash(pairs: pd.DataFrame) -> str:
-    """Return a digest of task, anchor and positive of every pair, in order."""
+def pair_table_hash(tasks: pd.Series, anchors: Sequence[str], positives: Sequence[str]) -> str:
+    """Return a digest of task, anchor and positive of every pair, in order.
+
+    Args:
+        tasks: Task of each pair.
+        anchors: Texts with their prompts (`pair_texts`), so that another prompt is another table.
+        positives: Likewise.
+    """
     digest = hashlib.sha256()
-    for column in ("task", "anchor", "positive"):
-        digest.update(pd.util.hash_pandas_object(pairs[column], index=False).to_numpy().tobytes())
+    for column in (tasks, pd.Series(anchors), pd.Series(positives)):
+        values = column.astype(object)
+        digest.update(pd.util.hash_pandas_object(values, index=False).to_numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -83,7 +90,7 @@ def relation_vectors(
     header = {
         **describe(model),
         "sources": sources,
-        "pair_table_hash": pair_table_hash(pairs),
+        "pair_table_hash": pair_table_hash(pairs["task"], anchors, positives),
         "pairs": len(pairs),
     }
     blocks = _blocks(model, anchors, positives, batch_tokens, dtype)

@@ -40,7 +40,7 @@ def fit_rotation(embeddings: np.ndarray, *, centre: bool) -> tuple[np.ndarray, n
 def rotate_model(model: SentenceTransformer, basis: np.ndarray, mean: np.ndarray) -> None:
     """Append x' = normalise((x - mu) U) to a model, as modules every consumer understands.
 
-    An uncentred rotation that is already there is composed with, so that a model never carries two.
+    An uncentred rotation that is already there is composed with the new one.
 
     Args:
         model: Changed in place.
@@ -50,8 +50,8 @@ def rotate_model(model: SentenceTransformer, basis: np.ndarray, mean: np.ndarray
     u = torch.as_tensor(np.ascontiguousarray(basis.T), dtype=torch.float32)
     bias = torch.as_tensor(-(mean @ basis), dtype=torch.float32)
     present = find_rotation(model)
-    if present is not None:
-        # x U1 U2 - mu U2: the first rotation carries no bias (it is never centred).
+    if present is not None and not bool(present.linear.bias.any()):
+        # x U1 U2 - mu U2. A centred rotation is normalised before the next one, so it stays.
         present.linear.weight.data = (u @ present.linear.weight.data.cpu()).to(model.device)
         present.linear.bias.data = bias.to(model.device)
         return

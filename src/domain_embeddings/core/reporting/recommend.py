@@ -16,7 +16,8 @@ VECTORS = 1_000_000
 UNNESTED = ("reference", "plain")
 """Methods whose objective looks at the full width only."""
 TOLERANCE = 0.01
-"""The share of the full-width score that a width may lose at most."""
+"""Share of the full-width score that a width may lose where the caller names none; a run names one
+(`reporting.tolerance`)."""
 
 
 def recommend_width(

@@ -314,8 +314,8 @@ def reze(
             f"pairs, on average over the sources (mode {header.get('mode', 'unknown')}, eta "
             f"{header.get('eta', 'unknown')}).",
             f"It does so in {touched:,} of the active directions. That number is no finding: with "
-            "gamma 1 about a third of all directions stand out where the sources differ by chance "
-            "alone. What counts is how far a source is moved.",
+            "a threshold at the median plus MAD about a third of all stand out where sources "
+            "differ by chance alone. What counts is how far a source is moved.",
         ]
     if method not in _TRAINED_WITH_REZE:
         words.append(f"The method '{method}' does not use this: training was not affected by it.")

@@ -233,8 +233,8 @@ Source = Annotated[FilesSource | HubSource | BuiltinSource, Field(discriminator=
 class Prompts(_Model):
     """Text put in front of what is encoded; a symmetric task uses ``query`` for both sides."""
 
-    query: str = ""
-    document: str = ""
+    query: str | None = None
+    document: str | None = None
 
 
 class TaskSpec(_Model):

@@ -29,7 +29,9 @@ class TokenisedPairs:
     """Every text of the training pairs, tokenised once.
 
     Args:
-        rows: Tokenised distinct texts.
+        rows: Tokenised distinct texts, with their prompts.
+        text: Identity of each row's text without prompt, shape (len(rows),): a text is the same
+            text under another prompt.
         anchor: Index into ``rows`` for each pair, shape (n,).
         positive: Likewise.
         negatives: Indices of each pair's mined negatives.
@@ -39,6 +41,7 @@ class TokenisedPairs:
     """
 
     rows: list[dict[str, list[int]]]
+    text: np.ndarray
     anchor: np.ndarray
     positive: np.ndarray
     negatives: list[np.ndarray]
@@ -73,6 +76,9 @@ def tokenise_pairs(
     _, negatives = pair_texts(flat, task_specs, model.prompts)
     codes, texts = pd.factorize(np.array(anchors + positives + negatives, dtype=object))
     n = len(pairs)
+    bare = [*pairs["anchor"], *pairs["positive"], *flat["positive"]]
+    identity = np.empty(len(texts), dtype=np.int64)
+    identity[codes] = pd.factorize(np.array(bare, dtype=object))[0]
     # A class is identified together with its task, so that equal names never meet across tasks.
     keys = [
         None if pd.isna(label) else f"{task}\x1f{label}"
@@ -80,6 +86,7 @@ def tokenise_pairs(
     ]
     return TokenisedPairs(
         rows=tokenise(model, list(texts)),
+        text=identity,
         anchor=codes[:n],
         positive=codes[n : 2 * n],
         negatives=np.split(codes[2 * n :], np.cumsum(lengths)[:-1]) if n else [],
@@ -144,7 +151,7 @@ class PairCollator:
             "chunks": [pad_rows(self.model, [rows[i] for i in part]) for part in index],
             "inverse": torch.from_numpy(np.argsort(np.concatenate(index))),
             "pair_id": torch.from_numpy(ids),
-            "text_id": torch.from_numpy(texts),
+            "text_id": torch.from_numpy(self.pairs.text[texts]),
             "label": torch.from_numpy(self.pairs.label[ids]),
             "task": torch.from_numpy(self.pairs.task[ids]),
         }

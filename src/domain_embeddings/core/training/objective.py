@@ -15,7 +15,7 @@ from domain_embeddings.core.encoders.rotation import find_rotation
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.losses.alignment import AlignmentLoss
 from domain_embeddings.core.losses.info_nce import false_negative_mask, nested_info_nce
-from domain_embeddings.core.losses.nesting import full_precision
+from domain_embeddings.core.losses.nesting import full_precision, no_autocast
 from domain_embeddings.core.losses.reze import RezeLoss
 from domain_embeddings.core.training.batches import Batch
 
@@ -130,8 +130,14 @@ def forward_chunks(  # noqa: PLR0913, PLR0917 - the model, its input and what is
                 if layer == last
                 else features["all_layer_embeddings"][layer]
             )
-            states.append(source if rotation is None else full_precision(source) @ rotation)
+            states.append(source if rotation is None else _rotate(source, rotation))
     return Outputs(torch.cat(embeddings)[batch["inverse"]], hidden, masks)
+
+
+def _rotate(states: Tensor, rotation: Tensor) -> Tensor:
+    """Rotate hidden states in full precision, also under autocast."""
+    with no_autocast(states):
+        return full_precision(states) @ rotation
 
 
 class Objective(nn.Module):
@@ -179,10 +185,16 @@ class Objective(nn.Module):
             self.reze = RezeLoss(shrinkage, nested)
             self.vectors = relation_vectors["vectors"]
             self.source = relation_vectors["source"]
+            self.start = shrinkage["rotation"] if "rotation" in shrinkage.arrays else None
         # In a tuple, so that the table is not registered a second time under another name.
         self.embed_tokens = (backbone(model).get_input_embeddings(),)
         rotation = find_rotation(model)
-        self.rotation = None if rotation is None else rotation.linear.weight.detach().T
+        if rotation is not None:
+            rotation.requires_grad_(False)
+        # A copy in a buffer, so that it follows the model to its device.
+        self.rotation: Tensor | None
+        turned = None if rotation is None else rotation.linear.weight.detach().T.clone()
+        self.register_buffer("rotation", turned, persistent=False)
 
     def needs_all_layers(self) -> bool:
         """Say whether hidden states before the last layer are looked at."""
@@ -235,6 +247,9 @@ class Objective(nn.Module):
         """Read the reference relation vectors and sources of a batch."""
         rows = pair_id.cpu().numpy()
         vectors: Any = np.asarray(self.vectors[rows], dtype=np.float32)
+        if self.start is not None:
+            halves = vectors.reshape(len(rows), 2, -1)
+            vectors = (halves @ self.start.astype(np.float32)).reshape(len(rows), -1)
         source = np.asarray(self.source[rows], dtype=np.int64)
         device = pair_id.device
         return torch.from_numpy(vectors).to(device), torch.from_numpy(source).to(device)

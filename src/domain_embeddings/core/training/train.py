@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import resource
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,15 +22,13 @@ from domain_embeddings.core.encoders.rotation import fit_rotation, rotate_model
 from domain_embeddings.core.encoders.widths import nested_widths
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
-from domain_embeddings.core.training.objective import Objective
+from domain_embeddings.core.training.objective import Objective, recipe
 from domain_embeddings.core.training.trainer import HISTORY_COLUMNS, PairTrainer
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from domain_embeddings.parameters import TrainingParameters
-
-logger = logging.getLogger(__name__)
 
 PROVENANCE_KEYS = ("model", "weight_hash", "pooling", "prompts", "max_length", "width")
 ROTATION_TEXTS = 4_000
@@ -68,28 +65,46 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         ParameterError: If a parameter does not fit the model or the data.
         TrainingError: If a loss is not finite.
     """
-    header = {**describe(reference_model), "pair_table_hash": pair_table_hash(pairs)}
+    texts = pair_texts(pairs, task_specs, reference_model.prompts)
+    header = {
+        **describe(reference_model),
+        "pair_table_hash": pair_table_hash(pairs["task"], *texts),
+    }
     keys = (*PROVENANCE_KEYS, "pair_table_hash")
     require_same(header, relation_vectors.header, keys)
     require_same(header, shrinkage.header, keys)
     nested = nested_widths(widths, header["width"])
     model = _copy(reference_model)
-    model.trained_widths = nested if parameters.method not in ("reference", "plain") else []
+    model.trained_widths = []
+    settings = parameters.model_dump(mode="json")
     if parameters.method == "reference":
-        return model, pd.DataFrame(columns=HISTORY_COLUMNS), {"method": "reference", "steps": 0}
+        report = {"method": "reference", "steps": 0, "settings": settings}
+        return model, pd.DataFrame(columns=HISTORY_COLUMNS), report
+    if recipe(parameters).nested:
+        model.trained_widths = nested
     _check_weights(parameters, nested)
-    if len(pairs) < parameters.batch_size:
+    ids = weighted_ids(pairs["task"], task_specs, seed)
+    if len(ids) < parameters.batch_size:
         msg = (
-            f"training.batch_size: {parameters.batch_size} is more than the {len(pairs)} training "
-            f"pairs; allowed: 2 to {len(pairs)}"
+            f"training.batch_size: {parameters.batch_size} is more than the {len(ids)} training "
+            f"pairs of an epoch; allowed: 2 to {len(ids)}"
         )
         raise ParameterError(msg)
     if parameters.rotation.when in ("init", "both"):
-        relation_vectors, shrinkage = _rotate_start(model, relation_vectors, shrinkage)
-    trainer, collator = _trainer(
-        model, pairs, task_specs, relation_vectors, shrinkage, parameters, nested, seed
-    )
-    costs = _run(trainer, model)
+        shrinkage = rotate_start(model, relation_vectors, shrinkage)
+    objective = Objective(model, nested, parameters, relation_vectors, shrinkage)
+    tokenised = tokenise_pairs(model, pairs, task_specs)
+    _require_untruncated(tokenised.truncated, parameters.max_truncated)
+    collator = PairCollator(model, tokenised, parameters.chunks)
+    with tempfile.TemporaryDirectory(prefix="domain_embeddings_") as folder:
+        trainer = PairTrainer(
+            model=model,
+            args=training_arguments(parameters, seed, folder),
+            train_dataset=Dataset.from_dict({"pair_id": ids}),
+            loss=objective,
+            data_collator=collator,
+        )
+        costs = _run(trainer, model)
     if parameters.rotation.when in ("final", "both"):
         _rotate_end(model, pairs, task_specs, parameters, seed)
     report = {
@@ -98,7 +113,7 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         "pairs": len(pairs),
         "batch_size": parameters.batch_size,
         "steps": parameters.steps,
-        "epochs": parameters.steps * parameters.batch_size / len(pairs),
+        "epochs": parameters.steps * parameters.batch_size / len(ids),
         "seed": seed,
         **costs,
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
@@ -109,6 +124,7 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         "padding_ratio": collator.padding_ratio(),
         "truncated": collator.pairs.truncated,
         "note": shrinkage.header.get("note", ""),
+        "settings": settings,
     }
     return model.eval(), trainer.history_frame(), report
 
@@ -136,39 +152,13 @@ def _copy(reference: SentenceTransformer) -> Any:
     return model
 
 
-def _trainer(  # noqa: PLR0913, PLR0917 - everything that training depends on
-    model: SentenceTransformer,
-    pairs: pd.DataFrame,
-    task_specs: Sequence[Mapping[str, Any]],
-    relation_vectors: Bundle,
-    shrinkage: Bundle,
-    parameters: TrainingParameters,
-    widths: list[int],
-    seed: int,
-) -> tuple[PairTrainer, PairCollator]:
-    """Assemble objective, collator and trainer."""
-    tokenised = tokenise_pairs(model, pairs, task_specs)
-    _require_untruncated(tokenised.truncated, parameters.max_truncated)
-    collator = PairCollator(model, tokenised, parameters.chunks)
-    objective = Objective(model, widths, parameters, relation_vectors, shrinkage)
-    ids = weighted_ids(pairs["task"], task_specs, seed)
-    trainer = PairTrainer(
-        model=model,
-        args=training_arguments(parameters, seed),
-        train_dataset=Dataset.from_dict({"pair_id": ids}),
-        loss=objective,
-        data_collator=collator,
-    )
-    return trainer, collator
-
-
 def training_arguments(
-    parameters: TrainingParameters, seed: int
+    parameters: TrainingParameters, seed: int, folder: str
 ) -> SentenceTransformerTrainingArguments:
     """Translate the section ``training`` for the trainer."""
     device = resolve_device(parameters.device)
-    return SentenceTransformerTrainingArguments(
-        output_dir=tempfile.mkdtemp(prefix="domain_embeddings_"),
+    arguments = SentenceTransformerTrainingArguments(
+        output_dir=folder,
         max_steps=parameters.steps,
         per_device_train_batch_size=parameters.batch_size,
         learning_rate=parameters.learning_rate,
@@ -188,13 +178,25 @@ def training_arguments(
         seed=seed,
         data_seed=seed,
     )
+    # With several visible GPUs the trainer would split every batch over them (DataParallel), and
+    # with it the negatives.
+    arguments._n_gpu = min(1, arguments.n_gpu)
+    return arguments
 
 
 def resolve_device(device: str) -> str:
-    """Return the torch device type that ``auto`` stands for."""
+    """Return the torch device type that ``auto`` stands for.
+
+    Raises:
+        ParameterError: If a GPU is asked for and there is none.
+    """
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        msg = "training.device: there is no CUDA device on this machine; allowed: auto, cpu"
+        raise ParameterError(msg)
     if device != "auto":
         return device
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return "cuda" if available else "cpu"
 
 
 def use_bf16(precision: str, device: str) -> bool:
@@ -241,7 +243,11 @@ def _require_untruncated(truncated: Mapping[str, float], allowed: float) -> None
 
 
 def _run(trainer: PairTrainer, model: SentenceTransformer) -> dict[str, float]:
-    """Train, and leave the model as it was configured whatever happens."""
+    """Train, and leave the model as it was configured whatever happens.
+
+    For mixed precision the trainer puts a wrapper in the place of ``model.forward`` and leaves it
+    there; without it the model embeds in full precision again, as it will after it was saved.
+    """
     config = backbone(model).config
     before = config.output_hidden_states
     config.output_hidden_states = trainer.pair_objective.needs_all_layers()
@@ -249,19 +255,28 @@ def _run(trainer: PairTrainer, model: SentenceTransformer) -> dict[str, float]:
         metrics = trainer.train().metrics
     finally:
         config.output_hidden_states = before
+        for name in ("forward", "_original_forward"):
+            vars(model).pop(name, None)
     return {
         "train_seconds": metrics["train_runtime"],
         "pairs_per_s": metrics["train_samples_per_second"],
     }
 
 
-def _rotate_start(
-    model: SentenceTransformer, relation_vectors: Bundle, shrinkage: Bundle
-) -> tuple[Bundle, Bundle]:
-    """Train in the basis of the reference's own domain embeddings.
+def rotate_start(model: SentenceTransformer, relation_vectors: Bundle, shrinkage: Bundle) -> Bundle:
+    """Rotate a model into the basis of the reference's own domain embeddings.
 
-    Stored relation vectors and the shrinkage move into the same basis: an uncentred rotation U of
-    both halves turns r into r blockdiag(U, U), so nothing has to be encoded or estimated again.
+    An uncentred rotation U of both halves turns r into r blockdiag(U, U), so that nothing has to be
+    encoded or estimated again: the shrinkage moves into the same basis here, and the objective
+    rotates the stored relation vectors of a batch as it reads them.
+
+    Args:
+        model: Changed in place.
+        relation_vectors: Relation vectors of the reference model.
+        shrinkage: REZE's offline result on them.
+
+    Returns:
+        The shrinkage in the rotated basis, with U as the array ``rotation``.
     """
     vectors = relation_vectors["vectors"]
     rows = np.linspace(0, len(vectors) - 1, min(len(vectors), ROTATION_TEXTS)).astype(int)
@@ -270,18 +285,13 @@ def _rotate_start(
     basis, mean = fit_rotation(sample, centre=False)
     rotate_model(model, basis, mean)
     both = np.kron(np.eye(2), basis)
-    rotated = (np.asarray(vectors, dtype=np.float32) @ both.astype(np.float32)).astype(np.float32)
-    return (
-        Bundle({**relation_vectors.arrays, "vectors": rotated}, relation_vectors.header),
-        Bundle(
-            {
-                **shrinkage.arrays,
-                "basis": both.T @ shrinkage["basis"],
-                "mean": shrinkage["mean"] @ both,
-            },
-            shrinkage.header,
-        ),
-    )
+    arrays = {
+        **shrinkage.arrays,
+        "basis": both.T @ shrinkage["basis"],
+        "mean": shrinkage["mean"] @ both,
+        "rotation": basis,
+    }
+    return Bundle(arrays, shrinkage.header)
 
 
 def _rotate_end(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from domain_embeddings.core.bundle import Bundle
-from domain_embeddings.core.errors import ParameterError
-from domain_embeddings.parameters import EvaluationParameters, TrainingParameters
+from domain_embeddings.core.encoders.widths import nested_widths
+from domain_embeddings.parameters import EvaluationParameters
 
 if TYPE_CHECKING:
     from domain_embeddings.core.evaluation.tasks import LocalTask
@@ -68,7 +68,7 @@ def score(
     training_pairs: pd.DataFrame,
     task_specs: Specs,
     evaluation: EvaluationParameters,
-    training: TrainingParameters,
+    training_report: dict[str, Any],
     widths: list[int],
     seed: int,
 ) -> pd.DataFrame:
@@ -81,7 +81,7 @@ def score(
         training_pairs: Training pairs; a sample of them is what transforms are fitted on.
         task_specs: Task specifications.
         evaluation: Parameters of the stage.
-        training: Parameters of training; only the method's name is used.
+        training_report: Names the method that the model was trained with.
         widths: Prefix widths; the model's full width joins.
         seed: Seed of probes and bootstrap.
 
@@ -97,7 +97,7 @@ def score(
         "adapted": EmbeddingBank(adapted_embeddings),
     }
     settings = SweepSettings(
-        widths=_with_full_width(widths, banks["reference"].width),
+        widths=nested_widths(widths, banks["reference"].width),
         transforms=evaluation.transforms,
         replicates=evaluation.bootstrap,
         confidence=evaluation.confidence,
@@ -110,7 +110,7 @@ def score(
         task_specs,
         sample_pairs(training_pairs, evaluation.fit_pairs, seed),
         settings,
-        methods={"adapted": training.method},
+        methods={"adapted": training_report["method"]},
     )
 
 
@@ -148,7 +148,7 @@ def measure_geometry(
         {"reference": reference_embeddings, "adapted": adapted_embeddings},
         sample_pairs(training_pairs, evaluation.fit_pairs, seed),
         task_specs,
-        _with_full_width(widths, reference_embeddings["vectors"].shape[1]),
+        nested_widths(widths, reference_embeddings["vectors"].shape[1]),
         relation_eigenspace,
         shrinkage,
     )
@@ -167,7 +167,7 @@ def _embed(
     from domain_embeddings.core.evaluation.embed import embed
     from domain_embeddings.core.evaluation.sampling import sample_pairs
 
-    _with_full_width(widths, int(model.get_embedding_dimension()))
+    nested_widths(widths, int(model.get_embedding_dimension()))
     return embed(
         model,
         _tasks(evaluation_tasks, task_specs, evaluation, seed),
@@ -192,12 +192,3 @@ def _tasks(
     return build_tasks(
         evaluation_tasks, task_specs, split=evaluation.split, seed=seed, options=options
     )
-
-
-def _with_full_width(widths: list[int], width: int) -> list[int]:
-    """Add the model's full width and refuse wider ones."""
-    wide = [value for value in widths if value > width]
-    if wide:
-        msg = f"widths: {wide} exceed the width of the model; the largest allowed is {width}"
-        raise ParameterError(msg)
-    return sorted({*widths, width})

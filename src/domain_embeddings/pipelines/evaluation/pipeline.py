@@ -33,7 +33,7 @@ def create_pipeline() -> Pipeline:
             ),
             node(
                 score,
-                [*banks, *texts, "params:evaluation", "params:training", *settings[1:]],
+                [*banks, *texts, "params:evaluation", "training_report", *settings[1:]],
                 "truncation_scores",
                 name="score",
             ),

@@ -14,7 +14,6 @@ from domain_embeddings.parameters import (
     EvaluationParameters,
     ReportingParameters,
     RezeParameters,
-    TrainingParameters,
 )
 
 logger = logging.getLogger(__name__)
@@ -39,6 +38,13 @@ def plot_quality(truncation_scores: pd.DataFrame) -> Any:
     from domain_embeddings.core.reporting.plots import quality_by_dimension
 
     return quality_by_dimension(truncation_scores)
+
+
+def draw_quality(truncation_scores: pd.DataFrame) -> Any:
+    """Return the same as a picture, for documents and previews."""
+    from domain_embeddings.core.reporting.static import quality_png
+
+    return quality_png(truncation_scores)
 
 
 def plot_spectrum(relation_eigenspace: Bundle, shrinkage: Bundle) -> Any:
@@ -85,7 +91,6 @@ def write_report(
     leakage_report: dict[str, Any],
     pairing_report: dict[str, Any],
     curation: CurationParameters,
-    training: TrainingParameters,
     reze: RezeParameters,
     evaluation: EvaluationParameters,
     seed: int,
@@ -113,7 +118,7 @@ def write_report(
             leakage_report=leakage_report,
             leakage_policy=curation.leakage,
             settings={
-                "training": training.model_dump(mode="json"),
+                "training": training_report["settings"],
                 "reze": reze.model_dump(mode="json"),
                 "evaluation": evaluation.model_dump(mode="json"),
             },
@@ -130,7 +135,6 @@ def write_model_card(
     training_report: dict[str, Any],
     task_specs: list[dict[str, Any]],
     shrinkage: Bundle,
-    training: TrainingParameters,
     widths: list[int],
     seed: int,
 ) -> str:
@@ -148,7 +152,7 @@ def write_model_card(
             task_specs=task_specs,
             model=shrinkage.header,
             widths=list(getattr(adapted_model, "trained_widths", widths)),
-            settings=training.model_dump(mode="json"),
+            settings=training_report["settings"],
             seed=seed,
         )
     )

@@ -24,6 +24,12 @@ def create_pipeline() -> Pipeline:
                 name="plot_quality",
             ),
             node(
+                nodes.draw_quality,
+                "truncation_scores",
+                "quality_picture",
+                name="draw_quality",
+            ),
+            node(
                 nodes.plot_spectrum,
                 ["relation_eigenspace", "shrinkage"],
                 "eigen_spectrum",
@@ -60,7 +66,6 @@ def create_pipeline() -> Pipeline:
                     "leakage_report",
                     "pairing_report",
                     "params:curation",
-                    "params:training",
                     "params:reze",
                     "params:evaluation",
                     "params:seed",
@@ -77,7 +82,6 @@ def create_pipeline() -> Pipeline:
                     "training_report",
                     "task_specs",
                     "shrinkage",
-                    "params:training",
                     "params:widths",
                     "params:seed",
                 ],
