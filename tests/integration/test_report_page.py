@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import report_data
+from browser import CHROMIUM, FLAGS
 
 from domain_embeddings.core.reporting.html import ReportInputs, render_report
 from domain_embeddings.core.reporting.recommend import recommend_width
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
 
