@@ -22,6 +22,7 @@ from domain_embeddings.core.encoders.rotation import fit_rotation, rotate_model
 from domain_embeddings.core.encoders.widths import nested_widths
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
+from domain_embeddings.core.training.memory import release_memory
 from domain_embeddings.core.training.objective import Objective, recipe
 from domain_embeddings.core.training.trainer import HISTORY_COLUMNS, PairTrainer
 
@@ -251,6 +252,8 @@ def _run(trainer: PairTrainer, model: SentenceTransformer) -> dict[str, float]:
     config = backbone(model).config
     before = config.output_hidden_states
     config.output_hidden_states = trainer.pair_objective.needs_all_layers()
+    # What encoding and curation have freed before, in the same process.
+    release_memory()
     try:
         metrics = trainer.train().metrics
     finally:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from domain_embeddings.core.errors import UserError
 from domain_embeddings.core.training.batches import Batch
+from domain_embeddings.core.training.memory import release_memory
 from domain_embeddings.core.training.objective import Objective
 
 HISTORY_COLUMNS = ["step", "epoch", "component", "value"]
@@ -69,7 +70,8 @@ class PairTrainer(SentenceTransformerTrainer):
         return (total, {}) if return_outputs else total
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the mean of every component since the last log."""
+        """Add the mean of every component since the last log, and let go of freed memory."""
+        release_memory()
         if self._count:
             means = {name: (value / self._count).item() for name, value in self._sums.items()}
             self._sums, self._count = {}, 0
