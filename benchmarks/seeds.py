@@ -31,8 +31,9 @@ def load(data: Path) -> pd.DataFrame:
 
 def table(scores: pd.DataFrame) -> str:
     """Render scores and differences in points of 100, by width."""
-    seeds = scores["seed"].nunique()
-    lines = [f"Mean over tasks, points of 100, seeds {sorted(map(int, scores["seed"].unique()))}"]
+    found = sorted(map(int, scores["seed"].unique()))
+    seeds = len(found)
+    lines = [f"Mean over tasks, points of 100, seeds {found}"]
     for name in ("reference", "adapted"):
         values = scores[scores["model"] == name].groupby("width")["value"].agg(["mean", "std"])
         shown = [f"{w}: {m * 100:.1f} ±{s * 100:.1f}" for w, m, s in values.itertuples()]
