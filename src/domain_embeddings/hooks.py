@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import resource
 import subprocess
 import sys
 import time
@@ -20,11 +19,11 @@ from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
 from domain_embeddings.core.errors import DataError, ParameterError, user_error
+from domain_embeddings.core.training.memory import peak_memory_mib
 from domain_embeddings.parameters import Parameters, check_parameters
 
 logger = logging.getLogger(__name__)
 
-MEBIBYTE_PER_KIB = 1 / 1024
 MAX_TAG = 5_000
 MAX_REASON = 200
 # A tracking server that fails this often in a row is not asked again in the same run.
@@ -60,12 +59,6 @@ def _kedro_mlflow_hook() -> Any:
     # The package sets its own level when it is imported, whatever the logging configuration says.
     logging.getLogger("kedro_mlflow").setLevel(logging.WARNING)
     return MlflowHook()
-
-
-def peak_memory_mib() -> float:
-    """Return the largest resident size of this process so far, in MiB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 1024**2 if sys.platform == "darwin" else peak * MEBIBYTE_PER_KIB
 
 
 class ParametersHook:

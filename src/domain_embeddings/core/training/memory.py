@@ -1,10 +1,21 @@
-"""Give freed memory back to the operating system."""
+"""How much memory the process took, and giving freed memory back."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import resource
+import sys
 from collections.abc import Callable
+
+MEBIBYTE = 1024**2
+
+
+def peak_memory_mib() -> float:
+    """Return the largest resident size of this process so far, in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Bytes on macOS, KiB on Linux.
+    return peak / MEBIBYTE if sys.platform == "darwin" else peak * 1024 / MEBIBYTE
 
 
 @functools.cache

@@ -185,7 +185,8 @@ class Objective(nn.Module):
             self.reze = RezeLoss(shrinkage, nested)
             self.vectors = relation_vectors["vectors"]
             self.source = relation_vectors["source"]
-            self.start = shrinkage["rotation"] if "rotation" in shrinkage.arrays else None
+            rotated = "rotation" in shrinkage.arrays
+            self.start = shrinkage["rotation"].astype(np.float32) if rotated else None
         # In a tuple, so that the table is not registered a second time under another name.
         self.embed_tokens = (backbone(model).get_input_embeddings(),)
         rotation = find_rotation(model)
@@ -249,7 +250,7 @@ class Objective(nn.Module):
         vectors: Any = np.asarray(self.vectors[rows], dtype=np.float32)
         if self.start is not None:
             halves = vectors.reshape(len(rows), 2, -1)
-            vectors = (halves @ self.start.astype(np.float32)).reshape(len(rows), -1)
+            vectors = (halves @ self.start).reshape(len(rows), -1)
         source = np.asarray(self.source[rows], dtype=np.int64)
         device = pair_id.device
         return torch.from_numpy(vectors).to(device), torch.from_numpy(source).to(device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import resource
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from domain_embeddings.core.encoders.rotation import fit_rotation, rotate_model
 from domain_embeddings.core.encoders.widths import nested_widths
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
-from domain_embeddings.core.training.memory import release_memory
+from domain_embeddings.core.training.memory import peak_memory_mib, release_memory
 from domain_embeddings.core.training.objective import Objective, recipe
 from domain_embeddings.core.training.trainer import HISTORY_COLUMNS, PairTrainer
 
@@ -117,7 +116,7 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         "epochs": parameters.steps * parameters.batch_size / len(ids),
         "seed": seed,
         **costs,
-        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_memory_mib": peak_memory_mib(),
         "precision": "bf16" if trainer.args.bf16 else "fp32",
         "device": str(model.device),
         "chunks": parameters.chunks,
