@@ -67,6 +67,14 @@ class RotationParameters(Section):
         return self
 
 
+class SamplingParameters(Section):
+    """What batches are made of (docs/method.md, section 3b)."""
+
+    batches: Literal["mixed", "same_source"] = "mixed"
+    sources: Literal["proportional", "temperature", "equal"] = "proportional"
+    temperature: Positive = 2.0
+
+
 class TrainingParameters(Section):
     """Objective, optimiser and hardware of the training stage."""
 
@@ -91,6 +99,7 @@ class TrainingParameters(Section):
     reze_main: Literal["nested", "full"] = "nested"
     reze_dims: Literal["full", "nested"] = "full"
     rotation: RotationParameters = RotationParameters()
+    sampling: SamplingParameters = SamplingParameters()
     chunks: Count = 8
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"

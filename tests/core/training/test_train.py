@@ -11,7 +11,7 @@ from domain_embeddings.core.encoders.relations import relation_vectors
 from domain_embeddings.core.errors import ParameterError, ProvenanceError
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
 from domain_embeddings.core.training.objective import Objective, layer_indices
-from domain_embeddings.core.training.train import resolve_device, train, weighted_ids
+from domain_embeddings.core.training.train import resolve_device, train
 from domain_embeddings.core.training.trainer import TrainingError
 from domain_embeddings.parameters import METHODS, TrainingParameters
 
@@ -322,13 +322,25 @@ def test_rotations_train_and_save(world, when, tmp_path):
     np.testing.assert_allclose(loaded.encode("lost card"), model.encode("lost card"), atol=1e-6)
 
 
-def test_weights_repeat_or_thin_out_a_task():
-    tasks = pd.Series(["a"] * 100 + ["b"] * 100)
-    specs = [{"name": "a", "weight": 2.0}, {"name": "b", "weight": 0.5}]
-    ids = weighted_ids(tasks, specs, seed=0)
-    assert (ids < 100).sum() == 200
-    assert 30 < (ids >= 100).sum() < 70
-    assert np.array_equal(weighted_ids(tasks, [], seed=0), np.arange(200))
+@pytest.mark.parametrize("batches", ["mixed", "same_source"])
+def test_the_sampling_report_counts_the_pairs_that_were_trained_on(world, batches, monkeypatch):
+    drawn = []
+    forward = Objective.forward
+
+    def spy(self, batch):
+        drawn.append(batch["pair_id"].numpy())
+        return forward(self, batch)
+
+    monkeypatch.setattr(Objective, "forward", spy)
+    sampling = {"batches": batches, "sources": "temperature"}
+    *_, report = run(world, method="mrl", steps=7, sampling=sampling)
+    tasks = world[1]["task"].to_numpy()
+    assert all((len(set(tasks[ids])) == 1) == (batches == "same_source") for ids in drawn)
+    rows = np.concatenate(drawn)
+    for source in report["sampling"]:
+        mine = rows[tasks[rows] == source["task"]]
+        assert (source["drawn"], source["distinct"]) == (len(mine), len(set(mine)))
+    assert report["epochs"] == pytest.approx(7 / 5)
 
 
 def test_auto_device_is_what_the_machine_has():

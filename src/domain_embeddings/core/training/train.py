@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
 from domain_embeddings.core.training.memory import peak_memory_mib, release_memory
 from domain_embeddings.core.training.objective import Objective, recipe
+from domain_embeddings.core.training.sampling import PairSampler
 from domain_embeddings.core.training.trainer import HISTORY_COLUMNS, PairTrainer
 
 if TYPE_CHECKING:
@@ -83,13 +85,7 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
     if recipe(parameters).nested:
         model.trained_widths = nested
     _check_weights(parameters, nested)
-    ids = weighted_ids(pairs["task"], task_specs, seed)
-    if len(ids) < parameters.batch_size:
-        msg = (
-            f"training.batch_size: {parameters.batch_size} is more than the {len(ids)} training "
-            f"pairs of an epoch; allowed: 2 to {len(ids)}"
-        )
-        raise ParameterError(msg)
+    sampler = _sampler(pairs["task"], task_specs, parameters, seed)
     if parameters.rotation.when in ("init", "both"):
         shrinkage = rotate_start(model, relation_vectors, shrinkage)
     objective = Objective(model, nested, parameters, relation_vectors, shrinkage)
@@ -100,9 +96,10 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         trainer = PairTrainer(
             model=model,
             args=training_arguments(parameters, seed, folder),
-            train_dataset=Dataset.from_dict({"pair_id": ids}),
+            train_dataset=Dataset.from_dict({"pair_id": np.arange(len(pairs))}),
             loss=objective,
             data_collator=collator,
+            sampler=sampler,
         )
         costs = _run(trainer, model)
     if parameters.rotation.when in ("final", "both"):
@@ -113,7 +110,8 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         "pairs": len(pairs),
         "batch_size": parameters.batch_size,
         "steps": parameters.steps,
-        "epochs": parameters.steps * parameters.batch_size / len(ids),
+        "epochs": trainer.state.global_step * sampler.block / len(sampler),
+        "sampling": sampler.report(trainer.state.global_step),
         "seed": seed,
         **costs,
         "peak_memory_mib": peak_memory_mib(),
@@ -127,6 +125,30 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         "settings": settings,
     }
     return model.eval(), trainer.history_frame(), report
+
+
+def _sampler(
+    tasks: pd.Series,
+    task_specs: Sequence[Mapping[str, Any]],
+    parameters: TrainingParameters,
+    seed: int,
+) -> PairSampler:
+    """Return the sampler of all processes together.
+
+    Raises:
+        ParameterError: If an epoch has fewer pairs than one step needs.
+    """
+    workers = int(os.environ.get("WORLD_SIZE", "1"))
+    block = parameters.batch_size * workers
+    sampler = PairSampler(tasks, task_specs, parameters.sampling, seed=seed, block=block)
+    if len(sampler) < block:
+        msg = (
+            f"training.batch_size: {parameters.batch_size} is more than the "
+            f"{len(sampler) // workers} training pairs of an epoch; "
+            f"allowed: 2 to {len(sampler) // workers}"
+        )
+        raise ParameterError(msg)
+    return sampler
 
 
 def _check_weights(parameters: TrainingParameters, widths: list[int]) -> None:
@@ -207,27 +229,6 @@ def use_bf16(precision: str, device: str) -> bool:
         return torch.cuda.is_bf16_supported()
     # Without these instructions bf16 on a CPU is emulated and slower than fp32.
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-
-
-def weighted_ids(
-    tasks: pd.Series, task_specs: Sequence[Mapping[str, Any]], seed: int
-) -> np.ndarray:
-    """Repeat or thin out pairs by the weight of their task.
-
-    Args:
-        tasks: Task of each pair.
-        task_specs: Specifications with ``name`` and ``weight``; weight 1 leaves a task as it is.
-        seed: Chooses the pairs that a fractional weight keeps.
-
-    Returns:
-        Pair ids of one epoch, in ascending order.
-    """
-    weights = {spec["name"]: float(spec.get("weight") or 1.0) for spec in task_specs}
-    rng = np.random.default_rng(seed)
-    expected = tasks.map(weights).fillna(1.0).to_numpy()
-    whole = np.floor(expected).astype(int)
-    counts = whole + (rng.random(len(tasks)) < expected - whole)
-    return np.repeat(np.arange(len(tasks)), counts)
 
 
 def _require_untruncated(truncated: Mapping[str, float], allowed: float) -> None:

@@ -7,12 +7,14 @@ from typing import Any, cast
 import pandas as pd
 import torch
 from sentence_transformers import SentenceTransformerTrainer
+from sentence_transformers.base.sampler import DefaultBatchSampler
 from torch import Tensor
 
 from domain_embeddings.core.errors import UserError
 from domain_embeddings.core.training.batches import Batch
 from domain_embeddings.core.training.memory import release_memory
 from domain_embeddings.core.training.objective import Objective
+from domain_embeddings.core.training.sampling import PairSampler
 
 HISTORY_COLUMNS = ["step", "epoch", "component", "value"]
 KEPT_LOGS = ("learning_rate", "grad_norm")
@@ -25,12 +27,18 @@ class TrainingError(UserError):
 class PairTrainer(SentenceTransformerTrainer):
     """Train an `Objective` on batches of `PairCollator`.
 
+    Args:
+        *args: As for the base class.
+        sampler: Decides which pair ids an epoch draws; None draws every row of the data set once.
+        **kwargs: As for the base class.
+
     Attributes:
         history: Rows of step, epoch, component and value, averaged between two logging steps, in
             full precision.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, sampler: PairSampler | None = None, **kwargs: Any) -> None:
+        self.sampler = sampler
         self.history: list[dict[str, Any]] = []
         self._sums: dict[str, Tensor] = {}
         self._count = 0
@@ -40,6 +48,21 @@ class PairTrainer(SentenceTransformerTrainer):
     def pair_objective(self) -> Objective:
         """The loss, by its real type."""
         return cast("Objective", self.loss)
+
+    def get_batch_sampler(self, dataset: Any, batch_size: int, drop_last: bool, **kw: Any) -> Any:  # type: ignore[override]
+        """Cut the order of the sampler into batches."""
+        if self.sampler is None:
+            return super().get_batch_sampler(dataset, batch_size, drop_last, **kw)
+        # Declared for data sets; what it needs is a sampler.
+        order: Any = self.sampler
+        return DefaultBatchSampler(order, batch_size=batch_size, drop_last=drop_last)
+
+    def get_train_dataloader(self) -> Any:
+        """Make the sampler known to the loader: a resumed one of several would not find it."""
+        loader: Any = super().get_train_dataloader()
+        if self.sampler is not None:
+            loader.set_sampler(self.sampler)
+        return loader
 
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Skip the automatic card: the report writes one with measured figures."""
