@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tiny_models import WORDS, tiny_sentence_transformer
+from tiny_models import tiny_sentence_transformer
+from tiny_training import SPECS, make_pairs, make_world
 
 from domain_embeddings.core.bundle import Bundle
-from domain_embeddings.core.encoders.relations import relation_vectors
 from domain_embeddings.core.errors import ParameterError, ProvenanceError
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
 from domain_embeddings.core.training.objective import Objective, layer_indices
@@ -16,50 +16,12 @@ from domain_embeddings.core.training.trainer import TrainingError
 from domain_embeddings.parameters import METHODS, TrainingParameters
 
 WIDTHS = [4, 8, 16, 32]
-SPECS = [
-    {"name": "intents", "type": "classification", "prompts": None, "weight": 1.0},
-    {
-        "name": "faq",
-        "type": "retrieval",
-        "weight": 1.0,
-        "prompts": {"query": "fast ", "document": ""},
-    },
-    {"name": "pairs", "type": "pair_classification", "prompts": None, "weight": 1.0},
-]
-
-
-def make_pairs(rows: int = 60) -> pd.DataFrame:
-    rng = np.random.default_rng(3)
-    frame = pd.DataFrame({"pair_id": np.arange(rows)})
-    frame["task"] = [SPECS[i % 3]["name"] for i in range(rows)]
-    frame["anchor"] = [" ".join(rng.choice(WORDS, rng.integers(1, 14))) for _ in range(rows)]
-    frame["positive"] = [" ".join(rng.choice(WORDS, rng.integers(1, 14))) for _ in range(rows)]
-    frame["negatives"] = [["good fish"] if i % 3 == 1 else [] for i in range(rows)]
-    frame["label"] = [str(i % 5) if i % 3 == 0 else None for i in range(rows)]
-    return frame
-
-
-def make_shrinkage(header: dict, width: int = 32, seed: int = 0) -> Bundle:
-    rng = np.random.default_rng(seed)
-    basis = np.linalg.qr(rng.normal(size=(2 * width, 3)))[0]
-    arrays = {
-        "columns": np.arange(3),
-        "basis": basis,
-        "mean": rng.normal(size=2 * width) * 0.1,
-        "offset": rng.normal(size=(3, 3)) * 0.3,
-        "scale": np.ones((3, 3)),
-    }
-    return Bundle(arrays, header)
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     model = tiny_sentence_transformer(tmp_path_factory.mktemp("model"), layers=3)
-    pairs = make_pairs()
-    streamed = relation_vectors(model, pairs, SPECS, batch_tokens=512, dtype="float32")
-    vectors = np.concatenate(list(streamed.arrays["vectors"].blocks))
-    relations = Bundle({"vectors": vectors, "source": streamed["source"]}, streamed.header)
-    return model, pairs, relations, make_shrinkage(streamed.header)
+    return make_world(model, make_pairs())
 
 
 def settings(**changes) -> TrainingParameters:

@@ -164,6 +164,13 @@ def _require_text_encoder(model: SentenceTransformer, source: str) -> None:
             "bag-of-words models have no layers to train"
         )
         raise ParameterError(msg)
+    if "message" in getattr(model[0], "modality_config", {}):
+        msg = (
+            f"reference_model.source: '{source}' rewrites every text with the chat template of its "
+            "tokenizer, which is not supported; remove the template (or save the model with the "
+            "modality text only), and put an instruction into reference_model.prompts"
+        )
+        raise ParameterError(msg)
 
 
 def backbone(model: SentenceTransformer) -> Any:

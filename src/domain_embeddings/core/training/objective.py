@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from domain_embeddings.core.encoders.backbones import TokenInput
 from domain_embeddings.core.encoders.loading import backbone
 from domain_embeddings.core.encoders.rotation import find_rotation
 from domain_embeddings.core.errors import ParameterError
@@ -75,6 +76,18 @@ def layer_indices(layers: str | Sequence[int], count: int) -> list[int]:
     return list(layers)
 
 
+def _require_one_width(model: SentenceTransformer, width: int) -> None:
+    """Refuse MIC where hidden states and embeddings do not share their coordinates."""
+    hidden = int(backbone(model).config.hidden_size)
+    if hidden != width:
+        msg = (
+            f"training.method: mic and reze_mic look at hidden states of width {hidden}, but the "
+            f"embeddings of this model have width {width}; allowed here: plain, mrl, reze, or "
+            "training.gamma=0"
+        )
+        raise ParameterError(msg)
+
+
 @dataclass(frozen=True)
 class Outputs:
     """What one forward pass gives.
@@ -92,7 +105,7 @@ class Outputs:
 
 def forward_chunks(  # noqa: PLR0913, PLR0917 - the model, its input and what is wanted of it
     model: nn.Module,
-    embed_tokens: Callable[[Tensor], Tensor],
+    tokens: TokenInput,
     batch: Batch,
     layers: Sequence[int],
     last: int,
@@ -100,12 +113,9 @@ def forward_chunks(  # noqa: PLR0913, PLR0917 - the model, its input and what is
 ) -> Outputs:
     """Run all texts of a batch through the model once, chunk by chunk.
 
-    Tokens are embedded for all chunks together: the gradient of an embedding table is as large as
-    the table, and making one for every chunk took a fifth of a step.
-
     Args:
         model: The encoder, possibly wrapped for distributed training.
-        embed_tokens: The model's table of token embeddings.
+        tokens: Makes the model's input of the chunks.
         batch: A batch of `PairCollator`.
         layers: Layers whose hidden states are wanted, 1 for the first.
         last: Number of the last layer; its states need no extra memory.
@@ -116,12 +126,8 @@ def forward_chunks(  # noqa: PLR0913, PLR0917 - the model, its input and what is
     """
     embeddings, masks = [], []
     hidden: list[list[Tensor]] = [[] for _ in layers]
-    shapes = [chunk["input_ids"].shape for chunk in batch["chunks"]]
-    tokens = embed_tokens(torch.cat([chunk["input_ids"].flatten() for chunk in batch["chunks"]]))
-    parts = tokens.split([shape.numel() for shape in shapes])
-    for chunk, part, shape in zip(batch["chunks"], parts, shapes, strict=True):
-        rest = {name: value for name, value in chunk.items() if name != "input_ids"}
-        features = model({**rest, "inputs_embeds": part.view(*shape, -1)})
+    for chunk, inputs in zip(batch["chunks"], tokens(batch["chunks"]), strict=True):
+        features = model(inputs)
         embeddings.append(features["sentence_embedding"])
         masks.append(chunk["attention_mask"])
         for states, layer in zip(hidden, layers, strict=True):
@@ -174,6 +180,7 @@ class Objective(nn.Module):
         self.layers: list[int] = []
         if self.recipe.mic and self.gamma > 0:
             self.layers = layer_indices(parameters.layers, self.last)
+            _require_one_width(model, width)
             self.alignment = AlignmentLoss(
                 widths,
                 tau=parameters.tau,
@@ -187,8 +194,7 @@ class Objective(nn.Module):
             self.source = relation_vectors["source"]
             rotated = "rotation" in shrinkage.arrays
             self.start = shrinkage["rotation"].astype(np.float32) if rotated else None
-        # In a tuple, so that the table is not registered a second time under another name.
-        self.embed_tokens = (backbone(model).get_input_embeddings(),)
+        self.tokens = TokenInput(model)
         rotation = find_rotation(model)
         if rotation is not None:
             rotation.requires_grad_(False)
@@ -212,7 +218,7 @@ class Objective(nn.Module):
             number of masked candidates among them.
         """
         outputs = forward_chunks(
-            self.model, self.embed_tokens[0], batch, self.layers, self.last, self.rotation
+            self.model, self.tokens, batch, self.layers, self.last, self.rotation
         )
         rows = len(batch["pair_id"])
         ids = batch["text_id"]
