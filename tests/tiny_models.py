@@ -157,7 +157,7 @@ class Family:
 # The defaults lie outside of a small vocabulary.
 _NO_IDS = dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"))
 _TASK = "Instruct: Given a question, find the passage\nQuery: "
-_QWEN = {"num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-6}
+_QWEN = {"num_key_value_heads": 2, "head_dim": 8, "attention_dropout": 0.1}
 FAMILIES = {
     "bert": Family("BertConfig", _wordpiece, "mean"),
     "bert_cls": Family("BertConfig", _wordpiece, "cls"),
@@ -170,7 +170,12 @@ FAMILIES = {
         lambda: _byte_level("[CLS] $A [SEP]", _CLS_SEP),
         "mean",
         # Texts longer than the window, and layers of both kinds of attention.
-        options={"local_attention": 6, "global_attn_every_n_layers": 2, **_NO_IDS},
+        options={
+            "local_attention": 6,
+            "global_attn_every_n_layers": 2,
+            "attention_dropout": 0.1,
+            **_NO_IDS,
+        },
     ),
     "gte_modernbert": Family(
         "ModernBertConfig",

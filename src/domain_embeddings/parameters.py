@@ -75,6 +75,15 @@ class SamplingParameters(Section):
     temperature: Positive = 2.0
 
 
+class LoraParameters(Section):
+    """Low-rank adapters in the place of all weights (docs/method.md, section 5)."""
+
+    rank: Count = 8
+    alpha: Count = 16
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    modules: Literal["all"] | Annotated[list[str], Field(min_length=1)] = "all"
+
+
 class TrainingParameters(Section):
     """Objective, optimiser and hardware of the training stage."""
 
@@ -100,6 +109,9 @@ class TrainingParameters(Section):
     reze_dims: Literal["full", "nested"] = "full"
     rotation: RotationParameters = RotationParameters()
     sampling: SamplingParameters = SamplingParameters()
+    lora: LoraParameters | None = None
+    accumulation: Count = 1
+    activation_checkpointing: bool = False
     chunks: Count = 8
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -15,6 +15,7 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformerTrainingArguments
 
 from domain_embeddings.core.bundle import Bundle, require_same
+from domain_embeddings.core.encoders.adapters import add_adapters, count_parameters, merge_adapters
 from domain_embeddings.core.encoders.batching import encode
 from domain_embeddings.core.encoders.loading import backbone, describe
 from domain_embeddings.core.encoders.relations import pair_table_hash, pair_texts
@@ -88,6 +89,8 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
     sampler = _sampler(pairs["task"], task_specs, parameters, seed)
     if parameters.rotation.when in ("init", "both"):
         shrinkage = rotate_start(model, relation_vectors, shrinkage)
+    if parameters.lora is not None:
+        add_adapters(model, parameters.lora, seed)
     objective = Objective(model, nested, parameters, relation_vectors, shrinkage)
     tokenised = tokenise_pairs(model, pairs, task_specs)
     _require_untruncated(tokenised.truncated, parameters.max_truncated)
@@ -101,17 +104,25 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
             data_collator=collator,
             sampler=sampler,
         )
-        costs = _run(trainer, model)
+        costs = _run(trainer, model, parameters)
+    trained, total = count_parameters(objective)
+    merge_adapters(model)
     if parameters.rotation.when in ("final", "both"):
         _rotate_end(model, pairs, task_specs, parameters, seed)
     report = {
         "method": parameters.method,
         "widths": nested,
         "pairs": len(pairs),
+        "parameters": total,
+        "trained_parameters": trained,
         "batch_size": parameters.batch_size,
         "steps": parameters.steps,
-        "epochs": trainer.state.global_step * sampler.block / len(sampler),
-        "sampling": sampler.report(trainer.state.global_step),
+        "accumulation": parameters.accumulation,
+        "epochs": trainer.state.global_step
+        * sampler.block
+        * parameters.accumulation
+        / len(sampler),
+        "sampling": sampler.report(trainer.state.global_step, parameters.accumulation),
         "seed": seed,
         **costs,
         "peak_memory_mib": peak_memory_mib(),
@@ -183,6 +194,7 @@ def training_arguments(
         output_dir=folder,
         max_steps=parameters.steps,
         per_device_train_batch_size=parameters.batch_size,
+        gradient_accumulation_steps=parameters.accumulation,
         learning_rate=parameters.learning_rate,
         weight_decay=parameters.weight_decay,
         warmup_steps=round(parameters.warmup_ratio * parameters.steps),
@@ -243,27 +255,53 @@ def _require_untruncated(truncated: Mapping[str, float], allowed: float) -> None
         raise ParameterError(msg)
 
 
-def _run(trainer: PairTrainer, model: SentenceTransformer) -> dict[str, float]:
+def _run(
+    trainer: PairTrainer, model: SentenceTransformer, parameters: TrainingParameters
+) -> dict[str, float]:
     """Train, and leave the model as it was configured whatever happens.
 
     For mixed precision the trainer puts a wrapper in the place of ``model.forward`` and leaves it
     there; without it the model embeds in full precision again, as it will after it was saved.
     """
-    config = backbone(model).config
+    encoder = backbone(model)
+    config = encoder.config
     before = config.output_hidden_states
     config.output_hidden_states = trainer.pair_objective.needs_all_layers()
+    if parameters.activation_checkpointing:
+        checkpoint_layers(encoder)
     # What encoding and curation have freed before, in the same process.
     release_memory()
     try:
         metrics = trainer.train().metrics
     finally:
         config.output_hidden_states = before
+        if parameters.activation_checkpointing:
+            encoder.activation_checkpointing_disable()
         for name in ("forward", "_original_forward"):
             vars(model).pop(name, None)
     return {
         "train_seconds": metrics["train_runtime"],
         "pairs_per_s": metrics["train_samples_per_second"],
     }
+
+
+def checkpoint_layers(encoder: Any) -> None:
+    """Keep only the input of every layer, and compute the rest again for the backward pass.
+
+    The generator's state is put back for it, so dropout hits the same elements again.
+
+    Args:
+        encoder: A transformers model.
+
+    Raises:
+        ParameterError: If the backbone cannot do it.
+    """
+    if not encoder.supports_gradient_checkpointing:
+        msg = "training.activation_checkpointing: this backbone does not support it; allowed: false"
+        raise ParameterError(msg)
+    encoder.activation_checkpointing_enable({"use_reentrant": False})
+    # Only the reentrant kind needs a gradient at its input, and it would ask for one in encoding.
+    encoder.disable_input_require_grads()
 
 
 def rotate_start(model: SentenceTransformer, relation_vectors: Bundle, shrinkage: Bundle) -> Bundle:
