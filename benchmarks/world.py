@@ -145,7 +145,7 @@ def from_tasks(  # noqa: PLR0913, PLR0917 - what the catalog would say
 
 def _with_dev(task: Mapping[str, Any], share: float) -> dict[str, Any]:
     """Split the training file of a task without dev rows, and leave its test rows out."""
-    files = task["files"]
+    files = task.get("files", {})
     if not share or "dev" in files or "train" not in files:
         return dict(task)
     split = {"all": files["train"], "split": {"dev": share, "test": 0.0}}
