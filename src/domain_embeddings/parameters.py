@@ -57,6 +57,7 @@ class RotationParameters(Section):
     """Prefix rotation (docs/method.md, section 4b)."""
 
     when: Literal["none", "init", "final", "both"] = "both"
+    axes: Literal["shared", "principal"] = "shared"
     centre: bool = False
 
     @model_validator(mode="after")
@@ -137,7 +138,7 @@ class EvaluationParameters(Section):
     """What is scored, how, and with which uncertainty."""
 
     split: Literal["dev", "test"] = "test"
-    transforms: list[Literal["none", "pca", "pca_centred", "whitening"]] = ["none", "pca"]
+    transforms: list[Literal["none", "pca", "pca_centred", "shared", "whitening"]] = ["none", "pca"]
     batch_tokens: Count = 16_384
     fit_pairs: Count = 2_000
     bootstrap: Annotated[int, Field(ge=0)] = 1_000

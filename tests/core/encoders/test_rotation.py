@@ -10,6 +10,14 @@ from domain_embeddings.core.encoders.prefix import prefix
 from domain_embeddings.core.encoders.rotation import find_rotation, fit_rotation, rotate_model
 
 
+def fit(embeddings, *, centre=False):
+    """Fit principal axes of embeddings that are not pairs."""
+    half = len(embeddings) // 2
+    sources = np.zeros(half)
+    sides = embeddings[:half], embeddings[half:]
+    return fit_rotation(*sides, sources, axes="principal", centre=centre)
+
+
 @pytest.fixture
 def model(tmp_path):
     return tiny_sentence_transformer(tmp_path)
@@ -25,14 +33,14 @@ def test_a_rotation_puts_the_planted_direction_first():
     rng = np.random.default_rng(1)
     direction = np.linalg.qr(rng.normal(size=(8, 8)))[0][:, 0]
     x = rng.normal(size=(4000, 8)) * 0.1 + rng.normal(size=(4000, 1)) * direction
-    basis, _ = fit_rotation(x, centre=False)
+    basis, _ = fit(x)
     assert abs(basis[:, 0] @ direction) > 0.999
     np.testing.assert_allclose(basis.T @ basis, np.eye(8), atol=1e-12)
 
 
 def test_an_uncentred_rotation_changes_no_cosine_at_full_width(model, texts):
     before = encode(model, texts, show_progress=False)
-    rotate_model(model, *fit_rotation(before, centre=False))
+    rotate_model(model, *fit(before))
     after = encode(model, texts, show_progress=False)
     np.testing.assert_allclose(after @ after.T, before @ before.T, atol=2e-6)
     assert np.abs(after - before).max() > 0.01
@@ -43,7 +51,7 @@ def test_the_saved_rotation_equals_the_formula_in_plain_sentence_transformers(
     model, texts, tmp_path, centre
 ):
     before = encode(model, texts, show_progress=False).astype(np.float64)
-    basis, mean = fit_rotation(before, centre=centre)
+    basis, mean = fit(before, centre=centre)
     rotate_model(model, basis, mean)
     model.save_pretrained(str(tmp_path / "rotated"))
     loaded = SentenceTransformer(str(tmp_path / "rotated"))
@@ -68,7 +76,7 @@ def test_two_rotations_become_one(model, texts):
 
 def test_a_centred_rotation_is_kept_below_the_next_one(model, texts):
     before = encode(model, texts, show_progress=False).astype(np.float64)
-    first, mean = fit_rotation(before, centre=True)
+    first, mean = fit(before, centre=True)
     rotate_model(model, first, mean)
     between = prefix((before - mean) @ first, 32)
     second = np.linalg.qr(np.random.default_rng(4).normal(size=(32, 32)))[0]
@@ -79,11 +87,23 @@ def test_a_centred_rotation_is_kept_below_the_next_one(model, texts):
 
 def test_a_rotation_keeps_more_in_the_first_coordinates(model, texts):
     before = encode(model, texts, show_progress=False)
-    rotate_model(model, *fit_rotation(before, centre=False))
+    rotate_model(model, *fit(before))
     after = encode(model, texts, show_progress=False)
     assert after[:, :4].var(axis=0).sum() > before[:, :4].var(axis=0).sum()
 
 
 def test_a_rotation_is_not_trained(model, texts):
-    rotate_model(model, *fit_rotation(encode(model, texts, show_progress=False), centre=False))
+    rotate_model(model, *fit(encode(model, texts, show_progress=False)))
     assert all(not p.requires_grad for p in find_rotation(model).parameters())
+
+
+def test_shared_axes_leave_out_what_only_one_side_says():
+    rng = np.random.default_rng(5)
+    topic, noise = np.eye(8)[2], np.eye(8)[6]
+    told = rng.normal(size=(500, 1)) * 0.3 * topic
+    anchors = told + rng.normal(size=(500, 1)) * noise + rng.normal(size=(500, 8)) * 0.01
+    positives = told + rng.normal(size=(500, 8)) * 0.01
+    shared, _ = fit_rotation(anchors, positives, np.zeros(500))
+    principal, _ = fit_rotation(anchors, positives, np.zeros(500), axes="principal")
+    assert abs(shared[:, 0] @ topic) > 0.99
+    assert abs(principal[:, 0] @ noise) > 0.99

@@ -7,7 +7,7 @@ import pytest
 
 from domain_embeddings.core.encoders.prefix import prefix
 from domain_embeddings.core.errors import ParameterError
-from domain_embeddings.core.evaluation.transforms import TRANSFORMS, fit_transform
+from domain_embeddings.core.evaluation.transforms import TRANSFORMS, PairVectors, fit_transform
 
 D = 12
 
@@ -74,6 +74,18 @@ def test_fewer_texts_than_dimensions_give_finite_vectors(vectors, name):
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_output_stays_in_single_precision(vectors, name):
     assert fit_transform(name, vectors).apply(vectors).dtype == np.float32
+
+
+def test_the_shared_transform_is_a_rotation_that_reads_pairs(vectors):
+    anchors, positives = vectors[:200], vectors[200:]
+    pairs = PairVectors(anchors, positives, np.repeat(["a", "b"], 100))
+    transform = fit_transform("shared", vectors, pairs)
+    np.testing.assert_allclose(transform.matrix.T @ transform.matrix, np.eye(D), atol=1e-5)
+    swapped = PairVectors(positives, anchors, pairs.sources)
+    again = fit_transform("shared", vectors, swapped)
+    np.testing.assert_allclose(again.matrix, transform.matrix, atol=1e-5)
+    with pytest.raises(ParameterError, match="training pairs"):
+        fit_transform("shared", vectors)
 
 
 def test_an_unknown_transform_is_refused_with_the_allowed_names(vectors):

@@ -260,14 +260,15 @@ def test_middle_last_and_all_layers():
         layer_indices([7], 6)
 
 
-def test_a_rotated_start_leaves_the_reze_loss_as_it_was(world):
+@pytest.mark.parametrize("axes", ["shared", "principal"])
+def test_a_rotated_start_leaves_the_reze_loss_as_it_was(world, axes):
     batch, _ = batch_of(world)
     from domain_embeddings.core.training.train import _copy, rotate_start
 
     model, _, relations, shrinkage = world
     _, plain = objective(world, method="reze", reze_main="full")(batch)
     rotated = _copy(model).eval()
-    moved = rotate_start(rotated, relations, shrinkage)
+    moved = rotate_start(rotated, relations, shrinkage, axes)
     loss = Objective(rotated, WIDTHS, settings(method="reze", reze_main="full"), relations, moved)
     _, turned = loss(batch)
     for name in ("reze", "info_nce"):

@@ -1,8 +1,8 @@
-"""Prefix rotation: an orthogonal change of basis that puts the variance of a domain first."""
+"""Prefix rotation: an orthogonal change of basis that puts what matters in a domain first."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -10,31 +10,44 @@ from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Normalize
 from torch import nn
 
-from domain_embeddings.core.statistics.eigenspace import canonical_signs
+from domain_embeddings.core.statistics.axes import principal_axes, shared_axes
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 
-def fit_rotation(embeddings: np.ndarray, *, centre: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Fit the basis in which the leading coordinates carry the most variance.
+def fit_rotation(
+    anchors: np.ndarray,
+    positives: np.ndarray,
+    sources: np.ndarray,
+    *,
+    axes: Literal["shared", "principal"] = "shared",
+    centre: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Fit the basis in which the leading coordinates carry most of a domain.
 
     Args:
-        embeddings: Full-width embeddings of training text, shape (n, d).
-        centre: Subtract the mean when rotating. The axes are those of the covariance either way:
-            the mean is a direction that all texts share, and so tells none of them apart.
+        anchors: Full-width embeddings of training text, shape (n, d).
+        positives: Embeddings of their positives, shape (n, d).
+        sources: Source of each pair, shape (n,).
+        axes: Order coordinates by what pairs share (`shared_axes`), or by how far texts differ
+            (`principal_axes`).
+        centre: Subtract the mean when rotating. The axes are those of a covariance either way: the
+            mean is a direction that all texts share, and so tells none of them apart.
 
     Returns:
-        U of shape (d, d), eigenvectors as columns by descending eigenvalue with canonical signs,
-        and mu of shape (d,), zero unless centred.
+        U of shape (d, d) with the axes as columns, and mu of shape (d,), zero unless centred.
 
     Source:
         docs/method.md, section 4b.
     """
-    x = np.asarray(embeddings, dtype=np.float64)
-    mean = x.mean(axis=0)
-    _, vectors = np.linalg.eigh(np.cov(x, rowvar=False))
-    return canonical_signs(vectors[:, ::-1]), mean if centre else np.zeros_like(mean)
+    texts = np.concatenate([anchors, positives]).astype(np.float64)
+    mean = texts.mean(axis=0)
+    if axes == "principal":
+        _, basis = principal_axes(texts)
+    else:
+        _, basis = shared_axes(anchors, positives, sources)
+    return basis, mean if centre else np.zeros_like(mean)
 
 
 def rotate_model(model: SentenceTransformer, basis: np.ndarray, mean: np.ndarray) -> None:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from domain_embeddings.core.encoders.bank import EmbeddingBank
 from domain_embeddings.core.encoders.prompts import Role, prompt_for
+from domain_embeddings.core.evaluation.transforms import PairVectors
 
 
 def sample_pairs(pairs: pd.DataFrame, count: int, seed: int) -> pd.DataFrame:
@@ -90,6 +91,27 @@ def fit_vectors(
     Returns:
         Shape (distinct texts, d).
     """
+    anchors, positives = _sides(bank, pairs, specs)
+    return lookup_items(bank, list(dict.fromkeys([*anchors, *positives])))
+
+
+def fit_pairs(
+    bank: EmbeddingBank, pairs: pd.DataFrame, specs: Sequence[Mapping[str, Any]]
+) -> PairVectors:
+    """Return the embeddings of sampled pairs, side by side.
+
+    Args:
+        bank: Embeddings of the model that is transformed.
+        pairs: Sampled training pairs.
+        specs: Task specifications, for the prompts.
+    """
+    anchors, positives = (lookup_items(bank, side) for side in _sides(bank, pairs, specs))
+    return PairVectors(anchors, positives, pairs["task"].to_numpy())
+
+
+def _sides(
+    bank: EmbeddingBank, pairs: pd.DataFrame, specs: Sequence[Mapping[str, Any]]
+) -> list[list[tuple[str, str]]]:
+    """Return (prompt, text) of all anchors, and of all positives."""
     roles: tuple[Role, Role] = ("anchor", "positive")
-    sides = [pair_items(pairs, role, specs, bank.header["prompts"]) for role in roles]
-    return lookup_items(bank, list(dict.fromkeys([*sides[0], *sides[1]])))
+    return [pair_items(pairs, role, specs, bank.header["prompts"]) for role in roles]

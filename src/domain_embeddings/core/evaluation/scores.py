@@ -25,7 +25,7 @@ from domain_embeddings.core.encoders.bank import EmbeddingBank
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.evaluation.encoder import BankEncoder, TaskPrompts, task_prompts
 from domain_embeddings.core.evaluation.resampling import draw_counts
-from domain_embeddings.core.evaluation.sampling import fit_vectors
+from domain_embeddings.core.evaluation.sampling import fit_pairs, fit_vectors
 from domain_embeddings.core.evaluation.tasks import LocalTask, TaskResult, one_thread
 from domain_embeddings.core.evaluation.transforms import Transform, fit_transform
 from domain_embeddings.core.statistics.bootstrap import interval, resample_indices
@@ -277,9 +277,10 @@ def _fitted(
     for name, bank in banks.items():
         needed = any(transform != "none" for transform in settings.transforms)
         vectors = fit_vectors(bank, pairs, specs) if needed else np.empty((0, bank.width))
+        related = fit_pairs(bank, pairs, specs) if "shared" in settings.transforms else None
         for transform in settings.transforms:
             with one_thread():
-                fitted = fit_transform(transform, vectors)
+                fitted = fit_transform(transform, vectors, related)
             yield name, bank, fitted
 
 

@@ -12,7 +12,11 @@ import numpy as np
 from sklearn.covariance import ledoit_wolf
 
 from domain_embeddings.core.errors import ParameterError
-from domain_embeddings.core.statistics.eigenspace import canonical_signs
+from domain_embeddings.core.statistics.axes import (
+    descending_eigh,
+    principal_axes,
+    shared_axes,
+)
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,38 @@ class Transform:
         return result if self.matrix is None else result @ self.matrix
 
 
+@dataclass(frozen=True)
+class PairVectors:
+    """Embeddings of training pairs, for the transform that looks at pairs.
+
+    Args:
+        anchors: Shape (n, d).
+        positives: Shape (n, d).
+        sources: Task of each pair, shape (n,).
+    """
+
+    anchors: np.ndarray
+    positives: np.ndarray
+    sources: np.ndarray
+
+
 def identity(vectors: np.ndarray) -> Transform:
     """Leave embeddings as they are."""
     del vectors
     return Transform("none")
+
+
+def shared(pairs: PairVectors) -> Transform:
+    """Rotate by the axes that anchors and positives share: what `training.rotation` does, alone.
+
+    Args:
+        pairs: Embeddings of training pairs.
+
+    Returns:
+        The transform.
+    """
+    _, axes = shared_axes(pairs.anchors, pairs.positives, pairs.sources)
+    return Transform("shared", axes.astype(np.float32))
 
 
 def pca(vectors: np.ndarray) -> Transform:
@@ -54,7 +86,7 @@ def pca(vectors: np.ndarray) -> Transform:
     Returns:
         The transform.
     """
-    return Transform("pca", _principal_axes(np.cov(_double(vectors), rowvar=False))[1])
+    return Transform("pca", principal_axes(vectors)[1].astype(np.float32))
 
 
 def pca_centred(vectors: np.ndarray) -> Transform:
@@ -88,7 +120,7 @@ def whitening(vectors: np.ndarray) -> Transform:
         The transform.
     """
     covariance, _ = ledoit_wolf(_double(vectors))
-    values, axes = _principal_axes(covariance)
+    values, axes = descending_eigh(covariance)
     floor = np.finfo(np.float32).eps * values[0]
     matrix = axes / np.sqrt(np.maximum(values, floor))
     return Transform("whitening", matrix.astype(np.float32), _mean(vectors))
@@ -102,12 +134,13 @@ TRANSFORMS: dict[str, Callable[[np.ndarray], Transform]] = {
 }
 
 
-def fit_transform(name: str, vectors: np.ndarray) -> Transform:
+def fit_transform(name: str, vectors: np.ndarray, pairs: PairVectors | None = None) -> Transform:
     """Fit a transform by its name.
 
     Args:
-        name: A key of `TRANSFORMS`.
+        name: A key of `TRANSFORMS`, or ``shared``.
         vectors: Embeddings of training text of the model it is applied to, shape (n, d), n >= 2.
+        pairs: Embeddings of training pairs; needed by ``shared`` only.
 
     Returns:
         The transform.
@@ -115,8 +148,9 @@ def fit_transform(name: str, vectors: np.ndarray) -> Transform:
     Raises:
         ParameterError: The name is unknown or there are too few texts to fit on.
     """
-    if name not in TRANSFORMS:
-        msg = f"evaluation.transforms: '{name}' is unknown; allowed: {', '.join(TRANSFORMS)}"
+    if name not in (*TRANSFORMS, "shared"):
+        allowed = ", ".join((*TRANSFORMS, "shared"))
+        msg = f"evaluation.transforms: '{name}' is unknown; allowed: {allowed}"
         raise ParameterError(msg)
     if name != "none" and len(vectors) < 2:  # noqa: PLR2004
         msg = (
@@ -124,13 +158,12 @@ def fit_transform(name: str, vectors: np.ndarray) -> Transform:
             f"texts, got {len(vectors)}; raise evaluation.fit_pairs or choose 'none'"
         )
         raise ParameterError(msg)
+    if name == "shared":
+        if pairs is None:
+            msg = "evaluation.transforms: 'shared' is fitted on training pairs, and none are given"
+            raise ParameterError(msg)
+        return shared(pairs)
     return TRANSFORMS[name](vectors)
-
-
-def _principal_axes(covariance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return eigenvalues, descending, and eigenvectors whose largest entry is positive."""
-    values, axes = np.linalg.eigh(covariance)
-    return np.maximum(values[::-1], 0.0), canonical_signs(axes[:, ::-1]).astype(np.float32)
 
 
 def _double(vectors: np.ndarray) -> np.ndarray:

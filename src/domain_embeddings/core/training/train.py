@@ -6,7 +6,7 @@ import copy
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from domain_embeddings.parameters import TrainingParameters
 
 PROVENANCE_KEYS = ("model", "weight_hash", "pooling", "prompts", "max_length", "width")
-ROTATION_TEXTS = 4_000
+# Reading a stored pair costs nothing; embedding two texts again does.
+START_PAIRS = 20_000
+END_PAIRS = 2_000
 
 
 def train(  # noqa: PLR0913 - one argument per catalog entry
@@ -88,7 +90,7 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
     _check_weights(parameters, nested)
     sampler = _sampler(pairs["task"], task_specs, parameters, seed)
     if parameters.rotation.when in ("init", "both"):
-        shrinkage = rotate_start(model, relation_vectors, shrinkage)
+        shrinkage = rotate_start(model, relation_vectors, shrinkage, parameters.rotation.axes)
     if parameters.lora is not None:
         add_adapters(model, parameters.lora, seed)
     objective = Objective(model, nested, parameters, relation_vectors, shrinkage)
@@ -304,7 +306,12 @@ def checkpoint_layers(encoder: Any) -> None:
     encoder.disable_input_require_grads()
 
 
-def rotate_start(model: SentenceTransformer, relation_vectors: Bundle, shrinkage: Bundle) -> Bundle:
+def rotate_start(
+    model: SentenceTransformer,
+    relation_vectors: Bundle,
+    shrinkage: Bundle,
+    axes: Literal["shared", "principal"],
+) -> Bundle:
     """Rotate a model into the basis of the reference's own domain embeddings.
 
     An uncentred rotation U of both halves turns r into r blockdiag(U, U), so that nothing has to be
@@ -315,15 +322,16 @@ def rotate_start(model: SentenceTransformer, relation_vectors: Bundle, shrinkage
         model: Changed in place.
         relation_vectors: Relation vectors of the reference model.
         shrinkage: REZE's offline result on them.
+        axes: See `fit_rotation`.
 
     Returns:
         The shrinkage in the rotated basis, with U as the array ``rotation``.
     """
     vectors = relation_vectors["vectors"]
-    rows = np.linspace(0, len(vectors) - 1, min(len(vectors), ROTATION_TEXTS)).astype(int)
-    width = vectors.shape[1] // 2
-    sample = np.asarray(vectors[rows], dtype=np.float64).reshape(-1, width)
-    basis, mean = fit_rotation(sample, centre=False)
+    rows = np.linspace(0, len(vectors) - 1, min(len(vectors), START_PAIRS)).astype(int)
+    anchors, positives = np.split(np.asarray(vectors[rows], dtype=np.float64), 2, axis=1)
+    sources = np.asarray(relation_vectors["source"])[rows]
+    basis, mean = fit_rotation(anchors, positives, sources, axes=axes)
     rotate_model(model, basis, mean)
     both = np.kron(np.eye(2), basis)
     arrays = {
@@ -343,7 +351,9 @@ def _rotate_end(
     seed: int,
 ) -> None:
     """Rotate the trained model into the basis of its own embeddings of training text."""
-    sample = pairs.sample(min(len(pairs), ROTATION_TEXTS // 2), random_state=seed)
+    sample = pairs.sample(min(len(pairs), END_PAIRS), random_state=seed)
     anchors, positives = pair_texts(sample, task_specs, model.prompts)
     embeddings = encode(model, anchors + positives, label="rotation")
-    rotate_model(model, *fit_rotation(embeddings, centre=parameters.rotation.centre))
+    halves = embeddings[: len(sample)], embeddings[len(sample) :]
+    axes, centre = parameters.rotation.axes, parameters.rotation.centre
+    rotate_model(model, *fit_rotation(*halves, sample["task"].to_numpy(), axes=axes, centre=centre))
