@@ -100,6 +100,9 @@ def test_the_order_depends_on_seed_and_epoch_alone():
         ({"sources": "equal"}, 1.0, [43, 43, 42]),
         ({"sources": "equal"}, 2.0, [114, 57, 57]),
         ({"sources": "proportional"}, 2.0, [200, 25, 3]),
+        ({"sources": "proportional"}, 0.0, [0, 25, 3]),
+        ({"sources": "equal"}, 0.0, [0, 14, 14]),
+        ({"batches": "same_source"}, 0.0, [0, 32, 8]),
     ],
 )
 def test_an_epoch_holds_the_shares_of_the_sources(settings, weight, expected):
@@ -107,6 +110,11 @@ def test_an_epoch_holds_the_shares_of_the_sources(settings, weight, expected):
     counts = Counter(TASKS[order.order(1)])
     assert [counts[name] for name in SIZES] == expected
     assert len(order) == sum(expected)
+
+
+def test_tasks_that_all_have_weight_0_are_refused():
+    with pytest.raises(ParameterError, match="every task has weight 0"):
+        sampler(specs=[{"name": name, "weight": 0} for name in SIZES])
 
 
 @pytest.mark.parametrize("kind", ["mixed", "same_source"])

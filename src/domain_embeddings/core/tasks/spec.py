@@ -247,7 +247,8 @@ class TaskSpec(_Model):
         columns: Role to column name, where they differ from the defaults.
         prompts: Prompts of both sides; by default those of the model.
         uses: ``train``, ``evaluate`` or both; by default what the source has splits for.
-        weight: Relative frequency of the task in training.
+        weight: Relative frequency of the task in training. At 0 none of its pairs is trained on,
+            but its text still has a say in the rotation and in REZE.
         max_rows: Most rows (queries, for retrieval) to keep, per split or for every split.
         label_text: Label to the description that a text is paired with.
         positive_score: Lowest score of a training pair (sts, summarization); by default the
@@ -263,7 +264,7 @@ class TaskSpec(_Model):
     columns: dict[str, str] = {}
     prompts: Prompts | None = None
     uses: Annotated[list[Use], Field(min_length=1)]
-    weight: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
+    weight: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
     max_rows: Annotated[int, Field(ge=1)] | dict[Split, Annotated[int, Field(ge=1)]] | None = None
     label_text: dict[str, str] | None = None
     positive_score: Annotated[float, Field(allow_inf_nan=False)] | None = None

@@ -16,6 +16,8 @@ import pandas as pd
 import torch
 from torch.utils.data import Sampler
 
+from domain_embeddings.core.errors import ParameterError
+
 if TYPE_CHECKING:
     from domain_embeddings.parameters import SamplingParameters
 
@@ -32,6 +34,9 @@ class PairSampler(Sampler[int]):
         seed: Seed of every draw.
         block: Rows of one step over all processes. A block of ``same_source`` holds one task, so
             negatives that are gathered across processes are of that task, too.
+
+    Raises:
+        ParameterError: If no task has a weight above 0.
 
     Source:
         docs/method.md, section 3b.
@@ -50,6 +55,10 @@ class PairSampler(Sampler[int]):
         self.seed, self.block, self.epoch = seed, block, 0
         self.names, self.codes = np.unique(tasks.to_numpy(dtype=str), return_inverse=True)
         self.rows = [np.flatnonzero(self.codes == code) for code in range(len(self.names))]
+        weights = task_weights(task_specs)
+        if not any(weights.get(str(name), 1.0) for name in self.names):
+            msg = "raw_tasks: every task has weight 0, so there is nothing to train on"
+            raise ParameterError(msg)
         self.same_source = parameters.batches == "same_source"
         self._fixed = None
         if parameters.sources == "proportional" and not self.same_source:
@@ -97,6 +106,8 @@ class PairSampler(Sampler[int]):
         Every pair is drawn once before any is drawn again, whatever the length of an epoch.
         """
         rows, count = self.rows[code], int(self.counts[code])
+        if not count:
+            return rows[:0]
         first, last = epoch * count, (epoch + 1) * count
         laps = range(first // len(rows), -(-last // len(rows)))
         source = zlib.crc32(str(self.names[code]).encode())
@@ -141,7 +152,7 @@ class PairSampler(Sampler[int]):
             }
             for name, rows, count in zip(self.names, self.rows, self.counts, strict=True)
         ]
-        unseen = [str(source["task"]) for source in found if not source["drawn"]]
+        unseen = [str(s["task"]) for s in found if s["per_epoch"] and not s["drawn"]]
         if unseen:
             logger.warning("No pair of %s was drawn in %d steps", ", ".join(unseen), steps)
         return found
@@ -155,25 +166,30 @@ def _repeats(batches: np.ndarray) -> np.ndarray:
 
 def task_weights(task_specs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the weight of each task by name; 1 where a specification has none."""
-    return {str(spec["name"]): float(spec.get("weight") or 1.0) for spec in task_specs}
+    return {str(spec["name"]): _weight(spec) for spec in task_specs}
+
+
+def _weight(spec: Mapping[str, Any]) -> float:
+    weight = spec.get("weight")
+    return 1.0 if weight is None else float(weight)
 
 
 def whole_parts(shares: np.ndarray, total: int) -> np.ndarray:
     """Split a total into whole parts by largest remainder.
 
     Args:
-        shares: Positive shares of any sum, shape (S,).
+        shares: Shares of any sum, shape (S,).
         total: What is split.
 
     Returns:
-        S counts that sum to the total, but for parts of 0, which become 1: no source is rounded
-        away.
+        S counts that sum to the total, but for positive shares that come to 0, which become 1: no
+        source is rounded away.
     """
     exact = shares / shares.sum() * total
     counts = np.floor(exact).astype(np.int64)
     left = total - int(counts.sum())
     counts[np.argsort(counts - exact, kind="stable")[:left]] += 1
-    return np.maximum(counts, 1)
+    return np.maximum(counts, shares > 0)
 
 
 def weighted_ids(
