@@ -96,9 +96,12 @@ class TrainingParameters(Section):
     warmup_ratio: Fraction = 0.1
     scheduler: Literal["cosine", "linear", "constant"] = "cosine"
     temperature: Positive = 0.05
-    width_weights: list[Positive] | None = None
+    symmetric: bool = False
+    weights: Literal["equal", "dynamic"] | list[Positive] = "equal"
+    widths_per_step: Count | None = None
     gamma: NonNegative = 0.1
     alpha: NonNegative = 0.3
+    regulariser_warmup: Fraction = 0.0
     tau: Literal["auto"] | NonNegative = "auto"
     lambda_var: NonNegative = 0.1
     lambda_corr: NonNegative = 1.0
@@ -106,6 +109,7 @@ class TrainingParameters(Section):
         Literal["middle", "last", "all"]
         | Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
     ) = "last"
+    mapping: Literal["grid", "pairs"] = "grid"
     reze_main: Literal["nested", "full"] = "nested"
     reze_dims: Literal["full", "nested"] = "full"
     rotation: RotationParameters = RotationParameters()
@@ -182,14 +186,36 @@ class Parameters(Section):
         if sorted(set(self.widths)) != self.widths:
             msg = f"widths: must be strictly increasing, got {self.widths}"
             raise ValueError(msg)
-        weights = self.training.width_weights
-        # The model's full width joins the list where it is missing, so one more is possible.
-        if weights is not None and len(weights) - len(self.widths) not in (0, 1):
-            msg = (
-                f"training.width_weights: needs one weight per width "
-                f"({len(self.widths)}), got {len(weights)}"
+        return self
+
+    @model_validator(mode="after")
+    def _check_per_width(self) -> Self:
+        """Compare what is given per width with the widths.
+
+        The model's full width joins the list where it is missing, so one more is possible; training
+        knows the model and compares exactly.
+        """
+        training, count = self.training, len(self.widths)
+        problems = []
+        if isinstance(training.weights, list) and len(training.weights) - count not in (0, 1):
+            problems.append(
+                f"training.weights: needs one weight per width ({count}), got "
+                f"{len(training.weights)}; allowed: equal, dynamic, or such a list"
             )
-            raise ValueError(msg)
+        pairs = training.mapping == "pairs" and isinstance(training.layers, list)
+        if pairs and len(training.layers) - count not in (0, 1):
+            problems.append(
+                "training.mapping: pairs ties the k-th width to the k-th layer and needs as many "
+                f"layers as widths ({count}), got {len(training.layers)}; allowed: grid, or so "
+                "many layers"
+            )
+        if (training.widths_per_step or 1) > count + 1:
+            problems.append(
+                f"training.widths_per_step: {training.widths_per_step} of {count} widths cannot "
+                f"be drawn; allowed: null, or 1 to {count}"
+            )
+        if problems:
+            raise ValueError("\n  ".join(problems))
         return self
 
 

@@ -126,8 +126,18 @@ def test_all_parameter_errors_are_listed_at_once_with_allowed_values():
         assert part in message
     with pytest.raises(ParameterError, match=r"widths: must be strictly increasing, got \[32, 16"):
         check_parameters({"widths": [32, 16]})
-    with pytest.raises(ParameterError, match=r"training\.width_weights: needs one weight per"):
-        check_parameters({"training": {"width_weights": [1.0]}})
+    with pytest.raises(ParameterError) as error:
+        check_parameters(
+            {"training": {
+                "weights": [1.0], "mapping": "pairs", "layers": [1, 2], "widths_per_step": 9
+            }}
+        )  # fmt: skip
+    for part in (
+        "training.weights: needs one weight per width (6), got 1",
+        "training.mapping: pairs ties the k-th width to the k-th layer",
+        "training.widths_per_step: 9 of 6 widths",
+    ):
+        assert part in str(error.value)
 
 
 def test_an_environment_leaves_the_rest_of_a_section_alone(tmp_path):

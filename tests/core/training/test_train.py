@@ -228,9 +228,9 @@ def test_a_batch_larger_than_the_data_is_refused(world):
 
 
 def test_weights_are_one_per_width_with_the_full_one(world):
-    with pytest.raises(ParameterError, match=r"training\.width_weights: .*\[4, 8, 16, 32\].*got 3"):
-        run(world, width_weights=[1.0, 1.0, 1.0])
-    run(world, width_weights=[1.0, 1.0, 1.0, 2.0])
+    with pytest.raises(ParameterError, match=r"training\.weights: .*\[4, 8, 16, 32\].*got 3"):
+        run(world, weights=[1.0, 1.0, 1.0])
+    run(world, weights=[1.0, 1.0, 1.0, 2.0])
 
 
 def test_truncated_texts_are_reported_by_task_and_can_be_refused(world):

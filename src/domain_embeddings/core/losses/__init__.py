@@ -24,6 +24,7 @@ from domain_embeddings.core.losses.tokens import (
     masked_mean,
     token_statistics,
 )
+from domain_embeddings.core.losses.width_weighting import WidthWeighting
 
 __all__ = [
     "AlignmentLoss",
@@ -36,6 +37,7 @@ __all__ = [
     "SpectralIsotropyLoss",
     "TokenLayout",
     "TokenStatistics",
+    "WidthWeighting",
     "alignment_components",
     "false_negative_mask",
     "masked_mean",

@@ -108,13 +108,17 @@ class AlignmentLoss(nn.Module):
         self._warned = False
 
     def forward(
-        self, layers: Sequence[Hidden], masks: Hidden | TokenLayout
+        self,
+        layers: Sequence[Hidden],
+        masks: Hidden | TokenLayout,
+        widths: Sequence[int] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return L_align and its four unweighted components.
 
         Args:
             layers: Per chosen layer, hidden states (B, L, d) or one such tensor per chunk.
             masks: Attention mask (B, L), one per chunk, or the layout if it is known already.
+            widths: Widths of this batch; None for all.
 
         Returns:
             L_align = lambda_corr * soft_collapse_corr + lambda_var * soft_collapse_var
@@ -126,7 +130,7 @@ class AlignmentLoss(nn.Module):
         layout = masks if isinstance(masks, TokenLayout) else TokenLayout.from_masks(masks)
         self._warned = warn_small_batch(len(layout.lengths), warned=self._warned)
         parts = alignment_components(
-            layers, layout, self.widths, tau=self.tau, mapping=self.mapping
+            layers, layout, widths or self.widths, tau=self.tau, mapping=self.mapping
         )
         loss = (
             self.lambda_corr * parts["soft_collapse_corr"]

@@ -158,7 +158,14 @@ class RezeLoss(nn.Module):
             scale=self.scale,
         )
 
-    def forward(self, anchors: Tensor, positives: Tensor, r0: Tensor, source: Tensor) -> Tensor:
+    def forward(
+        self,
+        anchors: Tensor,
+        positives: Tensor,
+        r0: Tensor,
+        source: Tensor,
+        widths: Sequence[int] | None = None,
+    ) -> Tensor:
         """Return L_reze of a batch.
 
         Args:
@@ -166,6 +173,7 @@ class RezeLoss(nn.Module):
             positives: Embeddings of their positives, (B, d).
             r0: Relation vectors of the reference model, (B, 2d).
             source: Source of each pair, int64 (B,).
+            widths: Widths of this batch if the loss is nested; None for all.
 
         Returns:
             Scalar; the gradient reaches anchors and positives only.
@@ -173,4 +181,5 @@ class RezeLoss(nn.Module):
         Raises:
             ValueError: If shapes or widths do not fit.
         """
-        return reze_loss(anchors, positives, self.target(r0, source), self.widths, self.weights)
+        nested = None if self.widths is None else (widths or self.widths)
+        return reze_loss(anchors, positives, self.target(r0, source), nested, self.weights)

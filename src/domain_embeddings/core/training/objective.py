@@ -18,7 +18,9 @@ from domain_embeddings.core.losses.alignment import AlignmentLoss
 from domain_embeddings.core.losses.info_nce import false_negative_mask, nested_info_nce
 from domain_embeddings.core.losses.nesting import full_precision, no_autocast
 from domain_embeddings.core.losses.reze import RezeLoss
+from domain_embeddings.core.losses.width_weighting import WidthWeighting
 from domain_embeddings.core.training.batches import Batch
+from domain_embeddings.core.training.schedule import draw_widths, warmed_up
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -84,6 +86,21 @@ def _require_one_width(model: SentenceTransformer, width: int) -> None:
             f"training.method: mic and reze_mic look at hidden states of width {hidden}, but the "
             f"embeddings of this model have width {width}; allowed here: plain, mrl, reze, or "
             "training.gamma=0"
+        )
+        raise ParameterError(msg)
+
+
+def check_mapping(mapping: str, layers: Sequence[int], widths: Sequence[int]) -> None:
+    """Refuse to tie widths to layers that are not as many.
+
+    Raises:
+        ParameterError: Naming both numbers.
+    """
+    if mapping == "pairs" and len(layers) != len(widths):
+        msg = (
+            "training.mapping: pairs ties the k-th width to the k-th layer; there are "
+            f"{len(layers)} layers {list(layers)} for {len(widths)} widths {list(widths)}, the "
+            "full width of the model included; allowed: grid, or as many layers as widths"
         )
         raise ParameterError(msg)
 
@@ -155,41 +172,50 @@ class Objective(nn.Module):
         parameters: Method, weights and options.
         relation_vectors: Reference relation vectors, row k for pair k; read as they are needed.
         shrinkage: REZE's offline result; only needed by methods with REZE.
+        seed: Decides which widths a step trains, where they are drawn.
+
+    Attributes:
+        step: Optimiser steps done so far; whoever trains keeps it up to date.
 
     Source:
         docs/method.md, sections 2 to 5.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per thing that it combines
         self,
         model: SentenceTransformer,
         widths: Sequence[int],
         parameters: TrainingParameters,
         relation_vectors: Bundle,
         shrinkage: Bundle,
+        *,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         self.model = model
         self.recipe = recipe(parameters)
+        self.settings = parameters
+        self.seed, self.step = seed, 0
         self.gamma, self.alpha = parameters.gamma, parameters.alpha
-        self.temperature = parameters.temperature
-        width = widths[-1]
-        self.widths = tuple(widths) if self.recipe.nested else (width,)
-        self.weights = parameters.width_weights if self.recipe.nested else None
+        self.widths = tuple(widths)
+        weights = parameters.weights if self.recipe.nested else "equal"
+        self.weighting = WidthWeighting(weights, len(widths))
         self.last = int(backbone(model).config.num_hidden_layers)
         self.layers: list[int] = []
         if self.recipe.mic and self.gamma > 0:
             self.layers = layer_indices(parameters.layers, self.last)
-            _require_one_width(model, width)
+            _require_one_width(model, widths[-1])
+            check_mapping(parameters.mapping, self.layers, widths)
             self.alignment = AlignmentLoss(
                 widths,
                 tau=parameters.tau,
                 lambda_corr=parameters.lambda_corr,
                 lambda_var=parameters.lambda_var,
+                mapping=parameters.mapping,
             )
         if self.recipe.reze and self.alpha > 0:
-            nested = list(widths) if parameters.reze_dims == "nested" else None
-            self.reze = RezeLoss(shrinkage, nested)
+            prefixes = list(widths) if parameters.reze_dims == "nested" else None
+            self.reze = RezeLoss(shrinkage, prefixes)
             self.vectors = relation_vectors["vectors"]
             self.source = relation_vectors["source"]
             rotated = "rotation" in shrinkage.arrays
@@ -230,23 +256,37 @@ class Objective(nn.Module):
             negative_ids=ids[2 * rows :],
         )
         anchors, candidates = outputs.embeddings[:rows], outputs.embeddings[rows:]
-        total, _ = nested_info_nce(
+        p = self.settings
+        chosen = draw_widths(len(self.widths), p.widths_per_step, self.seed, self.step)
+        widths = [self.widths[k] for k in chosen]
+        main = chosen if self.recipe.nested else chosen[-1:]
+        _, per_width = nested_info_nce(
             anchors,
             candidates,
-            self.widths,
-            weights=self.weights,
-            temperature=self.temperature,
+            [self.widths[k] for k in main],
+            temperature=p.temperature,
             mask=mask,
+            symmetric=p.symmetric,
         )
+        total = self.weighting(per_width, main)
         components = {"info_nce": total, "masked_negatives": masked.float()}
+        learned = self.weighting.learned()
+        if learned is not None:
+            components["info_nce"] = per_width.mean()
+            names = [f"width_weight_{width}" for width in self.widths]
+            components |= dict(zip(names, learned, strict=True))
+        rise = warmed_up(p.regulariser_warmup, self.step, p.steps)
         if self.layers:
-            align, parts = self.alignment(outputs.hidden_states, outputs.masks)
-            total = total + self.gamma * align
+            hidden = outputs.hidden_states
+            if p.mapping == "pairs":
+                hidden = [hidden[k] for k in chosen]
+            align, parts = self.alignment(hidden, outputs.masks, widths)
+            total = total + rise * self.gamma * align
             components.update(align=align, **parts)
         if hasattr(self, "reze"):
             r0, source = self._reference(batch["pair_id"])
-            distance = self.reze(anchors, candidates[:rows], r0, source)
-            total = total + self.alpha * distance
+            distance = self.reze(anchors, candidates[:rows], r0, source, widths)
+            total = total + rise * self.alpha * distance
             components["reze"] = distance
         return total, {"loss": total.detach(), **{k: v.detach() for k, v in components.items()}}
 

@@ -37,6 +37,8 @@ PROVENANCE_KEYS = ("model", "weight_hash", "pooling", "prompts", "max_length", "
 # Reading a stored pair costs nothing; embedding two texts again does.
 START_PAIRS = 20_000
 END_PAIRS = 2_000
+# A log-variance has to move by about one within a run; a weight of the model by far less.
+DYNAMIC_RATE = 100
 
 
 def train(  # noqa: PLR0913 - one argument per catalog entry
@@ -87,13 +89,13 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         return model, pd.DataFrame(columns=HISTORY_COLUMNS), report
     if recipe(parameters).nested:
         model.trained_widths = nested
-    _check_weights(parameters, nested)
+    _check_widths(parameters, nested)
     sampler = _sampler(pairs["task"], task_specs, parameters, seed)
     if parameters.rotation.when in ("init", "both"):
         shrinkage = rotate_start(model, relation_vectors, shrinkage, parameters.rotation.axes)
     if parameters.lora is not None:
         add_adapters(model, parameters.lora, seed)
-    objective = Objective(model, nested, parameters, relation_vectors, shrinkage)
+    objective = Objective(model, nested, parameters, relation_vectors, shrinkage, seed=seed)
     tokenised = tokenise_pairs(model, pairs, task_specs)
     _require_untruncated(tokenised.truncated, parameters.max_truncated)
     collator = PairCollator(model, tokenised, parameters.chunks)
@@ -164,13 +166,19 @@ def _sampler(
     return sampler
 
 
-def _check_weights(parameters: TrainingParameters, widths: list[int]) -> None:
-    """Refuse weights that are not one per trained width, the full one included."""
-    weights = parameters.width_weights
-    if weights is not None and len(weights) != len(widths):
+def _check_widths(parameters: TrainingParameters, widths: list[int]) -> None:
+    """Refuse what does not fit the trained widths, the full one included."""
+    weights, drawn = parameters.weights, parameters.widths_per_step
+    if isinstance(weights, list) and len(weights) != len(widths):
         msg = (
-            f"training.width_weights: needs one weight for each of {widths}, the full width of the "
+            f"training.weights: needs one weight for each of {widths}, the full width of the "
             f"model included; got {len(weights)}"
+        )
+        raise ParameterError(msg)
+    if drawn is not None and drawn > len(widths):
+        msg = (
+            f"training.widths_per_step: {drawn} of the widths {widths} cannot be drawn; allowed: "
+            f"null, or 1 to {len(widths)}"
         )
         raise ParameterError(msg)
 
@@ -198,6 +206,11 @@ def training_arguments(
         per_device_train_batch_size=parameters.batch_size,
         gradient_accumulation_steps=parameters.accumulation,
         learning_rate=parameters.learning_rate,
+        learning_rate_mapping=(
+            {"log_variance": DYNAMIC_RATE * parameters.learning_rate}
+            if parameters.weights == "dynamic" and recipe(parameters).nested
+            else {}
+        ),
         weight_decay=parameters.weight_decay,
         warmup_steps=round(parameters.warmup_ratio * parameters.steps),
         lr_scheduler_type={"constant": "constant_with_warmup"}.get(

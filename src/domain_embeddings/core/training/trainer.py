@@ -67,6 +67,11 @@ class PairTrainer(SentenceTransformerTrainer):
     def add_model_card_callback(self, default_args_dict: dict[str, Any]) -> None:
         """Skip the automatic card: the report writes one with measured figures."""
 
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        """Leave the learned width weights out of weight decay: it would pull them to equality."""
+        names = super().get_decay_parameter_names(model)
+        return [name for name in names if not name.endswith("log_variance")]
+
     def compute_loss(
         self,
         model: Any,
@@ -80,6 +85,7 @@ class PairTrainer(SentenceTransformerTrainer):
             TrainingError: If a component is not finite; names it, the step and the pairs.
         """
         objective: Any = self.pair_objective
+        objective.step = self.state.global_step
         if model is self.model_wrapped and objective.model is not model:
             self.override_model_in_loss(objective, cast("Any", model))
         # One autocast region around all chunks: its cache then casts every weight once a step. The

@@ -1,0 +1,61 @@
+"""How much each nested width counts in the main loss: equally, as told, or as learned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from domain_embeddings.core.losses.nesting import width_weights
+
+Weights = Literal["equal", "dynamic"] | Sequence[float]
+
+
+class WidthWeighting(nn.Module):
+    """Turn the losses of the nested widths into one.
+
+    ``dynamic`` learns one log-variance s_m per width: the loss is
+    sum_m (exp(-s_m) L_m + s_m) / sum_m exp(-s_m), where the denominator carries no gradient. Its
+    optimum is s_m = log L_m, and the weights of the L_m always sum to 1, so that the main loss
+    keeps its size beside the regularisers. With s = 0 it is the plain mean.
+
+    Args:
+        weights: ``equal``, ``dynamic``, or one non-negative weight per width, scaled to sum 1.
+        count: Number of widths K.
+
+    Source:
+        docs/method.md section 3.
+    """
+
+    def __init__(self, weights: Weights, count: int) -> None:
+        """Start from equal weights where they are learned."""
+        super().__init__()
+        self.fixed = None if isinstance(weights, str) else tuple(weights)
+        self.log_variance: nn.Parameter | None = None
+        if weights == "dynamic":
+            self.log_variance = nn.Parameter(torch.zeros(count))
+
+    def forward(self, losses: Tensor, chosen: Sequence[int]) -> Tensor:
+        """Return the weighted mean.
+
+        Args:
+            losses: Loss of each chosen width, (K',).
+            chosen: Which of the K widths they are, ascending.
+
+        Returns:
+            Scalar; a gradient also reaches the log-variances.
+        """
+        if self.log_variance is not None:
+            s = self.log_variance[list(chosen)].to(losses.dtype)
+            precision = torch.exp(-s)
+            return (precision * losses + s).sum() / precision.sum().detach()
+        weights = None if self.fixed is None else [self.fixed[k] for k in chosen]
+        return losses @ width_weights(weights, losses)
+
+    def learned(self) -> Tensor | None:
+        """Return the learned weights of all widths, (K,) with sum 1, or None if they are given."""
+        if self.log_variance is None:
+            return None
+        return torch.softmax(-self.log_variance.detach(), dim=0)
