@@ -6,7 +6,7 @@ misspelt ``--params`` never passes silently.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -17,8 +17,8 @@ Positive = Annotated[float, Field(gt=0.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Count = Annotated[int, Field(ge=1)]
 
-METHODS = ("reference", "plain", "mrl", "mic", "reze", "reze_mic")
-Method = Literal["reference", "plain", "mrl", "mic", "reze", "reze_mic"]
+Method = Literal["reference", "plain", "simcse", "mrl", "ese", "mic", "reze", "reze_mic"]
+METHODS = get_args(Method)
 
 
 class Section(BaseModel):

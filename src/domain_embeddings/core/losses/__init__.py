@@ -1,6 +1,7 @@
 """Training losses: pure functions of tensors, and a thin module around each."""
 
 from domain_embeddings.core.losses.alignment import AlignmentLoss, alignment_components
+from domain_embeddings.core.losses.espresso import EspressoLoss
 from domain_embeddings.core.losses.info_nce import (
     NestedInfoNCELoss,
     false_negative_mask,
@@ -8,6 +9,7 @@ from domain_embeddings.core.losses.info_nce import (
 )
 from domain_embeddings.core.losses.reze import RezeLoss, reze_loss, reze_target
 from domain_embeddings.core.losses.sentence_pairs import SentencePairsLoss
+from domain_embeddings.core.losses.simcse import ViewHead
 from domain_embeddings.core.losses.soft_collapse import (
     SoftCollapse,
     SoftCollapseLoss,
@@ -28,6 +30,7 @@ from domain_embeddings.core.losses.width_weighting import WidthWeighting
 
 __all__ = [
     "AlignmentLoss",
+    "EspressoLoss",
     "NestedInfoNCELoss",
     "RezeLoss",
     "SentencePairsLoss",
@@ -37,6 +40,7 @@ __all__ = [
     "SpectralIsotropyLoss",
     "TokenLayout",
     "TokenStatistics",
+    "ViewHead",
     "WidthWeighting",
     "alignment_components",
     "false_negative_mask",

@@ -107,6 +107,15 @@ class AlignmentLoss(nn.Module):
         self.mapping = mapping
         self._warned = False
 
+    def factor(self, name: str) -> float:
+        """Return the weight of one component in L_align."""
+        return {
+            "soft_collapse_corr": self.lambda_corr,
+            "soft_collapse_var": self.lambda_var,
+            "isotropy_cv": 0.5,
+            "isotropy_unif": 0.5,
+        }[name]
+
     def forward(
         self,
         layers: Sequence[Hidden],

@@ -215,8 +215,10 @@ def _plane(x: np.ndarray) -> tuple[np.ndarray, list[float]]:
 
 
 def loss_components(history: pd.DataFrame) -> list[str]:
-    """List the logged components: the total first, optimiser figures last."""
+    """List the components that have a curve: the total first, optimiser figures last."""
     names = list(dict.fromkeys(history["component"])) if len(history) else []
+    # Measured once: they stand in the facts of the training.
+    names = [name for name in names if not name.startswith("gradient_norm_")]
     return sorted(names, key=lambda name: (name in _LAST_COMPONENTS, name != "loss"))
 
 

@@ -119,12 +119,15 @@ class PairCollator:
         model: Supplies the padding rule of its tokenizer.
         pairs: Tokenised pairs.
         chunks: Largest number of chunks.
+        views: Pair every distinct text of the batch with itself, in place of the pairs; dropout
+            makes two views of it. Mined negatives and labels have no part in that.
         tokens: Real and padded tokens seen so far, for the padding ratio of the report.
     """
 
     model: SentenceTransformer
     pairs: TokenisedPairs
     chunks: int
+    views: bool = False
     tokens: dict[str, int] = field(default_factory=lambda: {"real": 0, "padded": 0})
     valid_label_columns: list[str] = field(default_factory=list)
 
@@ -137,11 +140,18 @@ class PairCollator:
         Returns:
             ``chunks`` (list of padded inputs), ``inverse`` (n_texts,) that restores the order of
             texts from the concatenated chunks, ``pair_id`` (B,), and the ids that the
-            false-negative mask compares: ``text_id`` (n_texts,), ``label`` (B,), ``task`` (B,).
+            false-negative mask compares: ``text_id`` (n_texts,), ``label`` (B,), ``task`` (B,). With
+            views the last two, like anchors and positives, are those of the distinct texts.
         """
         ids = np.array([feature["pair_id"] for feature in features])
-        negatives = [self.pairs.negatives[i] for i in ids]
-        texts = np.concatenate([self.pairs.anchor[ids], self.pairs.positive[ids], *negatives])
+        label, task = self.pairs.label[ids], self.pairs.task[ids]
+        if self.views:
+            once = self._distinct(ids)
+            texts = np.concatenate([once, once])
+            label, task = np.full(len(once), -1), np.zeros(len(once), dtype=np.int64)
+        else:
+            negatives = [self.pairs.negatives[i] for i in ids]
+            texts = np.concatenate([self.pairs.anchor[ids], self.pairs.positive[ids], *negatives])
         rows = [self.pairs.rows[i] for i in texts]
         lengths = np.array([len(row["input_ids"]) for row in rows])
         index = length_sorted_chunks(lengths, self.chunks)
@@ -152,9 +162,15 @@ class PairCollator:
             "inverse": torch.from_numpy(np.argsort(np.concatenate(index))),
             "pair_id": torch.from_numpy(ids),
             "text_id": torch.from_numpy(self.pairs.text[texts]),
-            "label": torch.from_numpy(self.pairs.label[ids]),
-            "task": torch.from_numpy(self.pairs.task[ids]),
+            "label": torch.from_numpy(label),
+            "task": torch.from_numpy(task),
         }
+
+    def _distinct(self, ids: np.ndarray) -> np.ndarray:
+        """Return the distinct texts of some pairs; one under two prompts is one text."""
+        texts = np.concatenate([self.pairs.anchor[ids], self.pairs.positive[ids]])
+        _, first = np.unique(self.pairs.text[texts], return_index=True)
+        return texts[np.sort(first)]
 
     def padding_ratio(self) -> float:
         """Return padded over real tokens of all batches so far."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor, nn
 
 from domain_embeddings.core.encoders.backbones import TokenInput
@@ -15,11 +16,14 @@ from domain_embeddings.core.encoders.loading import backbone
 from domain_embeddings.core.encoders.rotation import find_rotation
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.losses.alignment import AlignmentLoss
+from domain_embeddings.core.losses.espresso import EspressoLoss
 from domain_embeddings.core.losses.info_nce import false_negative_mask, nested_info_nce
 from domain_embeddings.core.losses.nesting import full_precision, no_autocast
 from domain_embeddings.core.losses.reze import RezeLoss
+from domain_embeddings.core.losses.simcse import ViewHead
 from domain_embeddings.core.losses.width_weighting import WidthWeighting
 from domain_embeddings.core.training.batches import Batch
+from domain_embeddings.core.training.gradients import gradient_norms
 from domain_embeddings.core.training.schedule import draw_widths, warmed_up
 
 if TYPE_CHECKING:
@@ -37,18 +41,24 @@ class Recipe:
         nested: Main loss on every width; else at full width only.
         mic: Soft collapse and spectral isotropy join.
         reze: The distance to the shrunk reference relation joins.
+        ese: The losses of all layers and their principal components join.
+        views: Texts are paired with themselves, and compared through a head.
     """
 
     nested: bool
     mic: bool = False
     reze: bool = False
+    ese: bool = False
+    views: bool = False
 
 
 def recipe(parameters: TrainingParameters) -> Recipe:
     """Return what ``training.method`` stands for (docs/method.md, section 5)."""
     return {
         "plain": Recipe(nested=False),
+        "simcse": Recipe(nested=False, views=True),
         "mrl": Recipe(nested=True),
+        "ese": Recipe(nested=True, ese=True),
         "mic": Recipe(nested=True, mic=True),
         "reze": Recipe(nested=parameters.reze_main == "nested", reze=True),
         "reze_mic": Recipe(nested=True, mic=True, reze=True),
@@ -79,13 +89,13 @@ def layer_indices(layers: str | Sequence[int], count: int) -> list[int]:
 
 
 def _require_one_width(model: SentenceTransformer, width: int) -> None:
-    """Refuse MIC where hidden states and embeddings do not share their coordinates."""
+    """Refuse MIC and ESE where hidden states and embeddings do not share their coordinates."""
     hidden = int(backbone(model).config.hidden_size)
     if hidden != width:
         msg = (
-            f"training.method: mic and reze_mic look at hidden states of width {hidden}, but the "
-            f"embeddings of this model have width {width}; allowed here: plain, mrl, reze, or "
-            "training.gamma=0"
+            f"training.method: mic, reze_mic and ese look at hidden states of width {hidden}, but "
+            f"the embeddings of this model have width {width}; allowed here: plain, simcse, mrl, "
+            "reze, or training.gamma=0"
         )
         raise ParameterError(msg)
 
@@ -113,11 +123,14 @@ class Outputs:
         embeddings: Shape (n_texts, d), in the order of the batch's texts.
         hidden_states: Per chosen layer, the hidden states of every chunk, each (b, L, d).
         masks: Attention mask of every chunk, each (b, L).
+        lowest: Hidden states of the lowest of these layers, or of the last one, as the model made
+            them. Whatever the loss looks at depends on them.
     """
 
     embeddings: Tensor
     hidden_states: list[list[Tensor]]
     masks: list[Tensor]
+    lowest: list[Tensor]
 
 
 def forward_chunks(  # noqa: PLR0913, PLR0917 - the model, its input and what is wanted of it
@@ -141,20 +154,25 @@ def forward_chunks(  # noqa: PLR0913, PLR0917 - the model, its input and what is
     Returns:
         Embeddings in text order and hidden states in chunk order.
     """
-    embeddings, masks = [], []
+    embeddings, masks, lowest = [], [], []
+    bottom = min(layers, default=last)
     hidden: list[list[Tensor]] = [[] for _ in layers]
     for chunk, inputs in zip(batch["chunks"], tokens(batch["chunks"]), strict=True):
         features = model(inputs)
         embeddings.append(features["sentence_embedding"])
         masks.append(chunk["attention_mask"])
+        lowest.append(_states(features, bottom, last))
         for states, layer in zip(hidden, layers, strict=True):
-            source = (
-                features["token_embeddings"]
-                if layer == last
-                else features["all_layer_embeddings"][layer]
-            )
+            source = _states(features, layer, last)
             states.append(source if rotation is None else _rotate(source, rotation))
-    return Outputs(torch.cat(embeddings)[batch["inverse"]], hidden, masks)
+    return Outputs(torch.cat(embeddings)[batch["inverse"]], hidden, masks, lowest)
+
+
+def _states(features: Mapping[str, Any], layer: int, last: int) -> Tensor:
+    """Return the hidden states of one layer; those of the last one are always there."""
+    if layer == last:
+        return features["token_embeddings"]
+    return features["all_layer_embeddings"][layer]
 
 
 def _rotate(states: Tensor, rotation: Tensor) -> Tensor:
@@ -172,10 +190,11 @@ class Objective(nn.Module):
         parameters: Method, weights and options.
         relation_vectors: Reference relation vectors, row k for pair k; read as they are needed.
         shrinkage: REZE's offline result; only needed by methods with REZE.
-        seed: Decides which widths a step trains, where they are drawn.
+        seed: Decides which widths a step trains, where they are drawn, and how a head starts.
 
     Attributes:
         step: Optimiser steps done so far; whoever trains keeps it up to date.
+        measure_gradients: Whether the components hold the gradient norm of every term.
 
     Source:
         docs/method.md, sections 2 to 5.
@@ -196,6 +215,7 @@ class Objective(nn.Module):
         self.recipe = recipe(parameters)
         self.settings = parameters
         self.seed, self.step = seed, 0
+        self.measure_gradients = False
         self.gamma, self.alpha = parameters.gamma, parameters.alpha
         self.widths = tuple(widths)
         weights = parameters.weights if self.recipe.nested else "equal"
@@ -213,6 +233,16 @@ class Objective(nn.Module):
                 lambda_var=parameters.lambda_var,
                 mapping=parameters.mapping,
             )
+        if self.recipe.ese:
+            self.layers = layer_indices("all", self.last)
+            _require_one_width(model, widths[-1])
+            self.espresso = EspressoLoss(
+                widths, temperature=parameters.temperature, symmetric=parameters.symmetric
+            )
+            # In a tuple, so that the module is not registered a second time under another name.
+            self.pooling = (next(module for module in model if isinstance(module, Pooling)),)
+        if self.recipe.views:
+            self.head = ViewHead(widths[-1], seed)
         if self.recipe.reze and self.alpha > 0:
             prefixes = list(widths) if parameters.reze_dims == "nested" else None
             self.reze = RezeLoss(shrinkage, prefixes)
@@ -246,7 +276,7 @@ class Objective(nn.Module):
         outputs = forward_chunks(
             self.model, self.tokens, batch, self.layers, self.last, self.rotation
         )
-        rows = len(batch["pair_id"])
+        rows = len(batch["label"])
         ids = batch["text_id"]
         mask, masked = false_negative_mask(
             ids[:rows],
@@ -255,7 +285,8 @@ class Objective(nn.Module):
             task_ids=batch["task"],
             negative_ids=ids[2 * rows :],
         )
-        anchors, candidates = outputs.embeddings[:rows], outputs.embeddings[rows:]
+        embeddings = self.head(outputs.embeddings) if self.recipe.views else outputs.embeddings
+        anchors, candidates = embeddings[:rows], embeddings[rows:]
         p = self.settings
         chosen = draw_widths(len(self.widths), p.widths_per_step, self.seed, self.step)
         widths = [self.widths[k] for k in chosen]
@@ -269,6 +300,7 @@ class Objective(nn.Module):
             symmetric=p.symmetric,
         )
         total = self.weighting(per_width, main)
+        terms = {"info_nce": total}
         components = {"info_nce": total, "masked_negatives": masked.float()}
         learned = self.weighting.learned()
         if learned is not None:
@@ -276,19 +308,40 @@ class Objective(nn.Module):
             names = [f"width_weight_{width}" for width in self.widths]
             components |= dict(zip(names, learned, strict=True))
         rise = warmed_up(p.regulariser_warmup, self.step, p.steps)
-        if self.layers:
+        if self.recipe.ese:
+            parts = self.espresso(self._pooled(outputs, batch), rows, mask, widths)
+            total = total + parts["ese_layers"] + parts["ese_kd"]
+            components |= parts
+            terms |= parts
+        if hasattr(self, "alignment"):
             hidden = outputs.hidden_states
             if p.mapping == "pairs":
                 hidden = [hidden[k] for k in chosen]
             align, parts = self.alignment(hidden, outputs.masks, widths)
             total = total + rise * self.gamma * align
             components.update(align=align, **parts)
+            terms |= {name: self.gamma * self.alignment.factor(name) * parts[name] for name in parts}
         if hasattr(self, "reze"):
             r0, source = self._reference(batch["pair_id"])
             distance = self.reze(anchors, candidates[:rows], r0, source, widths)
             total = total + rise * self.alpha * distance
             components["reze"] = distance
+            terms["reze"] = self.alpha * distance
+        if self.measure_gradients:
+            components |= gradient_norms(terms, outputs.lowest)
         return total, {"loss": total.detach(), **{k: v.detach() for k, v in components.items()}}
+
+    def _pooled(self, outputs: Outputs, batch: Batch) -> list[Tensor]:
+        """Return the pooled states of every layer, (n_texts, d) each, in the order of texts."""
+        pool, inverse = self.pooling[0], batch["inverse"]
+        layers = []
+        for states in outputs.hidden_states:
+            chunks = [
+                pool({"token_embeddings": chunk, "attention_mask": mask})["sentence_embedding"]
+                for chunk, mask in zip(states, outputs.masks, strict=True)
+            ]
+            layers.append(torch.cat(chunks)[inverse])
+        return layers
 
     def _reference(self, pair_id: Tensor) -> tuple[Tensor, Tensor]:
         """Read the reference relation vectors and sources of a batch."""

@@ -23,6 +23,7 @@ from domain_embeddings.core.encoders.rotation import fit_rotation, rotate_model
 from domain_embeddings.core.encoders.widths import nested_widths
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
+from domain_embeddings.core.training.gradients import PREFIX as GRADIENT_PREFIX
 from domain_embeddings.core.training.memory import peak_memory_mib, release_memory
 from domain_embeddings.core.training.objective import Objective, recipe
 from domain_embeddings.core.training.sampling import PairSampler
@@ -98,7 +99,7 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
     objective = Objective(model, nested, parameters, relation_vectors, shrinkage, seed=seed)
     tokenised = tokenise_pairs(model, pairs, task_specs)
     _require_untruncated(tokenised.truncated, parameters.max_truncated)
-    collator = PairCollator(model, tokenised, parameters.chunks)
+    collator = PairCollator(model, tokenised, parameters.chunks, recipe(parameters).views)
     with tempfile.TemporaryDirectory(prefix="domain_embeddings_") as folder:
         trainer = PairTrainer(
             model=model,
@@ -134,6 +135,11 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         "device": str(model.device),
         "chunks": parameters.chunks,
         "masked_negatives": _mean_of(trainer.history, "masked_negatives"),
+        "gradient_norms": {
+            row["component"].removeprefix(GRADIENT_PREFIX): row["value"]
+            for row in trainer.history
+            if row["component"].startswith(GRADIENT_PREFIX)
+        },
         "padding_ratio": collator.padding_ratio(),
         "truncated": collator.pairs.truncated,
         "note": shrinkage.header.get("note", ""),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from domain_embeddings.core.errors import UserError
 from domain_embeddings.core.training.batches import Batch
+from domain_embeddings.core.training.gradients import PREFIX
 from domain_embeddings.core.training.memory import release_memory
 from domain_embeddings.core.training.objective import Objective
 from domain_embeddings.core.training.sampling import PairSampler
@@ -41,6 +42,7 @@ class PairTrainer(SentenceTransformerTrainer):
         self.sampler = sampler
         self.history: list[dict[str, Any]] = []
         self._sums: dict[str, Tensor] = {}
+        self._once: dict[str, Tensor] = {}
         self._count = 0
         super().__init__(*args, **kwargs)
 
@@ -86,12 +88,14 @@ class PairTrainer(SentenceTransformerTrainer):
         """
         objective: Any = self.pair_objective
         objective.step = self.state.global_step
+        objective.measure_gradients = self._first_of_first_log()
         if model is self.model_wrapped and objective.model is not model:
             self.override_model_in_loss(objective, cast("Any", model))
         # One autocast region around all chunks: its cache then casts every weight once a step. The
         # wrapper around the model alone would cast them again for every chunk.
         with torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.args.bf16):
             total, components = objective(inputs)
+        self._once |= {k: components.pop(k) for k in list(components) if k.startswith(PREFIX)}
         self._require_finite(components, inputs)
         for name, value in components.items():
             self._sums[name] = self._sums.get(name, torch.zeros_like(value)) + value
@@ -103,7 +107,8 @@ class PairTrainer(SentenceTransformerTrainer):
         release_memory()
         if self._count:
             means = {name: (value / self._count).item() for name, value in self._sums.items()}
-            self._sums, self._count = {}, 0
+            means |= {name: value.item() for name, value in self._once.items()}
+            self._sums, self._once, self._count = {}, {}, 0
             means |= {name: float(logs[name]) for name in KEPT_LOGS if name in logs}
             step, epoch = self.state.global_step, float(self.state.epoch or 0.0)
             self.history += [
@@ -111,6 +116,11 @@ class PairTrainer(SentenceTransformerTrainer):
                 for name, value in means.items()
             ]
         super().log(logs, start_time)
+
+    def _first_of_first_log(self) -> bool:
+        """Say whether this is the first batch of the step that is logged first in a run."""
+        first = min(int(self.args.logging_steps), self.state.max_steps)
+        return self.state.global_step + 1 == first and not self._once
 
     def history_frame(self) -> pd.DataFrame:
         """Return the history as a tidy frame."""
