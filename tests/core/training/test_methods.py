@@ -51,7 +51,7 @@ def test_a_method_trains_and_loads_without_what_it_added(world, method, tmp_path
     from sentence_transformers import SentenceTransformer
 
     names = [name for name, _ in world[0].named_parameters()]
-    model, history, report = run(world, method=method, rotation={"when": "none"})
+    model, history, _ = run(world, method=method, rotation={"when": "none"})
     assert [name for name, _ in model.named_parameters()] == names
     assert np.isfinite(history["value"]).all()
     assert model.trained_widths == ([] if method == "simcse" else WIDTHS)
@@ -63,7 +63,7 @@ def test_a_method_trains_and_loads_without_what_it_added(world, method, tmp_path
 
 
 def test_views_are_the_distinct_texts_twice(world):
-    model, pairs, relations, shrinkage = world
+    model, pairs, *_ = world
     twin = pairs.copy()
     twin.loc[3, "anchor"] = twin.loc[0, "positive"]
     tokens = tokenise_pairs(model, twin, SPECS)

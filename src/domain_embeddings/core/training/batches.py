@@ -140,8 +140,8 @@ class PairCollator:
         Returns:
             ``chunks`` (list of padded inputs), ``inverse`` (n_texts,) that restores the order of
             texts from the concatenated chunks, ``pair_id`` (B,), and the ids that the
-            false-negative mask compares: ``text_id`` (n_texts,), ``label`` (B,), ``task`` (B,). With
-            views the last two, like anchors and positives, are those of the distinct texts.
+            false-negative mask compares: ``text_id`` (n_texts,), ``label`` (B,), ``task`` (B,).
+            With views the last two, like anchors and positives, are those of the distinct texts.
         """
         ids = np.array([feature["pair_id"] for feature in features])
         label, task = self.pairs.label[ids], self.pairs.task[ids]

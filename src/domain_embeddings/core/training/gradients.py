@@ -23,7 +23,8 @@ def gradient_norms(terms: Mapping[str, Tensor], at: Sequence[Tensor]) -> dict[st
         at: Tensors that the gradient is taken by, all together.
 
     Returns:
-        Norm of each term, named ``gradient_norm_<term>``; 0 for a term that does not depend on them.
+        Norm of each term, named ``gradient_norm_<term>``; 0 where a term does not depend on
+        them.
     """
     return {PREFIX + name: _norm(term, at) for name, term in terms.items()}
 

@@ -320,7 +320,9 @@ class Objective(nn.Module):
             align, parts = self.alignment(hidden, outputs.masks, widths)
             total = total + rise * self.gamma * align
             components.update(align=align, **parts)
-            terms |= {name: self.gamma * self.alignment.factor(name) * parts[name] for name in parts}
+            terms |= {
+                name: self.gamma * self.alignment.factor(name) * parts[name] for name in parts
+            }
         if hasattr(self, "reze"):
             r0, source = self._reference(batch["pair_id"])
             distance = self.reze(anchors, candidates[:rows], r0, source, widths)
