@@ -62,8 +62,8 @@ class RotationParameters(Section):
 
     @model_validator(mode="after")
     def _check_centre(self) -> Self:
-        if self.centre and self.when not in ("final", "both"):
-            msg = "centre needs when: final or both; a start that is centred is no rotation of r"
+        if self.centre and self.when == "none":
+            msg = "centre needs a rotation to be part of; allowed with when: init, final, both"
             raise ValueError(msg)
         return self
 
@@ -112,6 +112,7 @@ class TrainingParameters(Section):
     mapping: Literal["grid", "pairs"] = "grid"
     reze_main: Literal["nested", "full"] = "nested"
     reze_dims: Literal["full", "nested"] = "full"
+    interpolate: Fraction = 1.0
     rotation: RotationParameters = RotationParameters()
     sampling: SamplingParameters = SamplingParameters()
     lora: LoraParameters | None = None

@@ -158,7 +158,7 @@ def test_an_environment_leaves_the_rest_of_a_section_alone(tmp_path):
     [
         ("training", {"layers": []}, "layers"),
         ("training", {"device": "gpu"}, "'auto', 'cpu' or 'cuda'"),
-        ("training", {"rotation": {"when": "init", "centre": True}}, "centre needs when"),
+        ("training", {"rotation": {"when": "none", "centre": True}}, "centre needs a rotation"),
         ("evaluation", {"transforms": ["pca"]}, "must hold 'none'"),
         ("evaluation", {"transforms": ["none", "none"]}, "no name twice"),
     ],

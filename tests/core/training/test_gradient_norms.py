@@ -119,3 +119,11 @@ def test_they_are_logged_once_and_change_nothing(world, monkeypatch):
 def test_they_are_measured_although_fewer_steps_than_a_log_are_made(world):
     _, _, report = run(world, method="mrl", steps=1, logging_steps=5)
     assert set(report["gradient_norms"]) == {"info_nce"}
+
+
+def test_they_change_nothing_where_activations_are_computed_again(world, monkeypatch):
+    changes = {"method": "mic", "layers": "middle", "activation_checkpointing": True}
+    model, _, report = run(world, **changes)
+    assert set(report["gradient_norms"]) == REZE_MIC - {"reze"}
+    monkeypatch.setattr(PairTrainer, "_first_of_first_log", lambda self: False)
+    assert torch.equal(weights(model), weights(run(world, **changes)[0]))

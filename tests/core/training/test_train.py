@@ -13,7 +13,7 @@ from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
 from domain_embeddings.core.training.objective import Objective, layer_indices
 from domain_embeddings.core.training.train import resolve_device, train
 from domain_embeddings.core.training.trainer import TrainingError
-from domain_embeddings.parameters import METHODS, TrainingParameters
+from domain_embeddings.parameters import METHODS, RotationParameters, TrainingParameters
 
 WIDTHS = [4, 8, 16, 32]
 
@@ -263,12 +263,13 @@ def test_middle_last_and_all_layers():
 @pytest.mark.parametrize("axes", ["shared", "principal"])
 def test_a_rotated_start_leaves_the_reze_loss_as_it_was(world, axes):
     batch, _ = batch_of(world)
-    from domain_embeddings.core.training.train import _copy, rotate_start
+    from domain_embeddings.core.training.rotation import rotate_start
+    from domain_embeddings.core.training.train import _copy
 
     model, _, relations, shrinkage = world
     _, plain = objective(world, method="reze", reze_main="full")(batch)
     rotated = _copy(model).eval()
-    moved = rotate_start(rotated, relations, shrinkage, axes)
+    moved = rotate_start(rotated, relations, shrinkage, RotationParameters(axes=axes))
     loss = Objective(rotated, WIDTHS, settings(method="reze", reze_main="full"), relations, moved)
     _, turned = loss(batch)
     for name in ("reze", "info_nce"):

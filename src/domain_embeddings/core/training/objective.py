@@ -24,6 +24,7 @@ from domain_embeddings.core.losses.simcse import ViewHead
 from domain_embeddings.core.losses.width_weighting import WidthWeighting
 from domain_embeddings.core.training.batches import Batch
 from domain_embeddings.core.training.gradients import gradient_norms
+from domain_embeddings.core.training.rotation import turn
 from domain_embeddings.core.training.schedule import draw_widths, warmed_up
 
 if TYPE_CHECKING:
@@ -248,8 +249,10 @@ class Objective(nn.Module):
             self.reze = RezeLoss(shrinkage, prefixes)
             self.vectors = relation_vectors["vectors"]
             self.source = relation_vectors["source"]
-            rotated = "rotation" in shrinkage.arrays
-            self.start = shrinkage["rotation"].astype(np.float32) if rotated else None
+            self.start, self.centre = (
+                shrinkage[name].astype(np.float32) if name in shrinkage.arrays else None
+                for name in ("rotation", "centre")
+            )
         self.tokens = TokenInput(model)
         rotation = find_rotation(model)
         if rotation is not None:
@@ -350,8 +353,7 @@ class Objective(nn.Module):
         rows = pair_id.cpu().numpy()
         vectors: Any = np.asarray(self.vectors[rows], dtype=np.float32)
         if self.start is not None:
-            halves = vectors.reshape(len(rows), 2, -1)
-            vectors = (halves @ self.start).reshape(len(rows), -1)
+            vectors = turn(vectors, self.start, self.centre)
         source = np.asarray(self.source[rows], dtype=np.int64)
         device = pair_id.device
         return torch.from_numpy(vectors).to(device), torch.from_numpy(source).to(device)

@@ -6,7 +6,7 @@ import copy
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -16,16 +16,16 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 
 from domain_embeddings.core.bundle import Bundle, require_same
 from domain_embeddings.core.encoders.adapters import add_adapters, count_parameters, merge_adapters
-from domain_embeddings.core.encoders.batching import encode
+from domain_embeddings.core.encoders.interpolation import interpolate
 from domain_embeddings.core.encoders.loading import backbone, describe
 from domain_embeddings.core.encoders.relations import pair_table_hash, pair_texts
-from domain_embeddings.core.encoders.rotation import fit_rotation, rotate_model
 from domain_embeddings.core.encoders.widths import nested_widths
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
 from domain_embeddings.core.training.gradients import PREFIX as GRADIENT_PREFIX
 from domain_embeddings.core.training.memory import peak_memory_mib, release_memory
 from domain_embeddings.core.training.objective import Objective, recipe
+from domain_embeddings.core.training.rotation import rotate_end, rotate_start
 from domain_embeddings.core.training.sampling import PairSampler
 from domain_embeddings.core.training.trainer import HISTORY_COLUMNS, PairTrainer
 
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from domain_embeddings.parameters import TrainingParameters
 
 PROVENANCE_KEYS = ("model", "weight_hash", "pooling", "prompts", "max_length", "width")
-# Reading a stored pair costs nothing; embedding two texts again does.
-START_PAIRS = 20_000
-END_PAIRS = 2_000
 # A log-variance has to move by about one within a run; a weight of the model by far less.
 DYNAMIC_RATE = 100
 
@@ -93,7 +90,13 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
     _check_widths(parameters, nested)
     sampler = _sampler(pairs["task"], task_specs, parameters, seed)
     if parameters.rotation.when in ("init", "both"):
-        shrinkage = rotate_start(model, relation_vectors, shrinkage, parameters.rotation.axes)
+        shrinkage = rotate_start(
+            model,
+            relation_vectors,
+            shrinkage,
+            parameters.rotation,
+            reze=recipe(parameters).reze and parameters.alpha > 0,
+        )
     if parameters.lora is not None:
         add_adapters(model, parameters.lora, seed)
     objective = Objective(model, nested, parameters, relation_vectors, shrinkage, seed=seed)
@@ -112,8 +115,9 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         costs = _run(trainer, model, parameters)
     trained, total = count_parameters(objective)
     merge_adapters(model)
+    interpolate(model, reference_model, parameters.interpolate)
     if parameters.rotation.when in ("final", "both"):
-        _rotate_end(model, pairs, task_specs, parameters, seed)
+        rotate_end(model, pairs, task_specs, parameters.rotation, seed)
     report = {
         "method": parameters.method,
         "widths": nested,
@@ -323,56 +327,3 @@ def checkpoint_layers(encoder: Any) -> None:
     encoder.activation_checkpointing_enable({"use_reentrant": False})
     # Only the reentrant kind needs a gradient at its input, and it would ask for one in encoding.
     encoder.disable_input_require_grads()
-
-
-def rotate_start(
-    model: SentenceTransformer,
-    relation_vectors: Bundle,
-    shrinkage: Bundle,
-    axes: Literal["shared", "principal"],
-) -> Bundle:
-    """Rotate a model into the basis of the reference's own domain embeddings.
-
-    An uncentred rotation U of both halves turns r into r blockdiag(U, U), so that nothing has to be
-    encoded or estimated again: the shrinkage moves into the same basis here, and the objective
-    rotates the stored relation vectors of a batch as it reads them.
-
-    Args:
-        model: Changed in place.
-        relation_vectors: Relation vectors of the reference model.
-        shrinkage: REZE's offline result on them.
-        axes: See `fit_rotation`.
-
-    Returns:
-        The shrinkage in the rotated basis, with U as the array ``rotation``.
-    """
-    vectors = relation_vectors["vectors"]
-    rows = np.linspace(0, len(vectors) - 1, min(len(vectors), START_PAIRS)).astype(int)
-    anchors, positives = np.split(np.asarray(vectors[rows], dtype=np.float64), 2, axis=1)
-    sources = np.asarray(relation_vectors["source"])[rows]
-    basis, mean = fit_rotation(anchors, positives, sources, axes=axes)
-    rotate_model(model, basis, mean)
-    both = np.kron(np.eye(2), basis)
-    arrays = {
-        **shrinkage.arrays,
-        "basis": both.T @ shrinkage["basis"],
-        "mean": shrinkage["mean"] @ both,
-        "rotation": basis,
-    }
-    return Bundle(arrays, shrinkage.header)
-
-
-def _rotate_end(
-    model: SentenceTransformer,
-    pairs: pd.DataFrame,
-    task_specs: Sequence[Mapping[str, Any]],
-    parameters: TrainingParameters,
-    seed: int,
-) -> None:
-    """Rotate the trained model into the basis of its own embeddings of training text."""
-    sample = pairs.sample(min(len(pairs), END_PAIRS), random_state=seed)
-    anchors, positives = pair_texts(sample, task_specs, model.prompts)
-    embeddings = encode(model, anchors + positives, label="rotation")
-    halves = embeddings[: len(sample)], embeddings[len(sample) :]
-    axes, centre = parameters.rotation.axes, parameters.rotation.centre
-    rotate_model(model, *fit_rotation(*halves, sample["task"].to_numpy(), axes=axes, centre=centre))
