@@ -35,11 +35,37 @@ class CurationParameters(Section):
     min_characters: Count = 1
 
 
+class LaunchParameters(Section):
+    """How many workers share a stage (docs/runbook.md, "Several workers")."""
+
+    processes: Count = 1
+    restarts: Annotated[int, Field(ge=0)] = 3
+    hosts: Count = 1
+    endpoint: str | None = None
+    folder: str | None = None
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are on all hosts."""
+        return self.processes * self.hosts
+
+    @model_validator(mode="after")
+    def _check_hosts(self) -> Self:
+        if self.hosts > 1 and not (self.endpoint and self.folder):
+            msg = (
+                f"hosts: {self.hosts} needs launch.endpoint (name:port of this host, as the others "
+                "reach it) and launch.folder (on a disk that all hosts share)"
+            )
+            raise ValueError(msg)
+        return self
+
+
 class RelationsParameters(Section):
     """How relation vectors are encoded and stored."""
 
     batch_tokens: Count = 16_384
     dtype: Literal["float32", "float16"] = "float32"
+    launch: LaunchParameters = LaunchParameters()
 
 
 class RezeParameters(Section):
@@ -123,6 +149,7 @@ class TrainingParameters(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_truncated: Fraction = 1.0
     logging_steps: Count = 5
+    launch: LaunchParameters = LaunchParameters()
 
 
 class ClassificationProbe(Section):

@@ -11,17 +11,19 @@ from torch import Tensor, nn
 from domain_embeddings.core.losses.soft_collapse import Threshold, soft_collapse
 from domain_embeddings.core.losses.spectral_isotropy import spectral_isotropy, warn_small_batch
 from domain_embeddings.core.losses.tokens import Hidden, TokenLayout, token_statistics
+from domain_embeddings.core.training.distributed import Shares, gather, shares
 
 Mapping = Literal["grid", "pairs"]
 
 
-def alignment_components(
+def alignment_components(  # noqa: PLR0913 - one argument per choice
     layers: Sequence[Hidden],
     layout: TokenLayout,
     widths: Sequence[int],
     *,
     tau: Threshold = "auto",
     mapping: Mapping = "grid",
+    shares: Shares | None = None,
 ) -> dict[str, Tensor]:
     """Return the four terms of L_align, each averaged over layers and widths.
 
@@ -35,6 +37,8 @@ def alignment_components(
         widths: Nested widths, strictly increasing, at most d.
         tau: Threshold of the correlations, or ``auto``.
         mapping: ``grid`` combines every layer with every width, ``pairs`` the k-th with the k-th.
+        shares: What each of several workers holds of the batch, if this is the part of one of them;
+            the terms are then those of the whole batch, on every worker.
 
     Returns:
         Scalars soft_collapse_corr (L_corr), soft_collapse_var (L_var), isotropy_cv (L_cv) and
@@ -57,8 +61,11 @@ def alignment_components(
     }
     for hidden, own in zip(layers, _widths_of(len(layers), widths, mapping), strict=True):
         statistics = token_statistics(hidden, layout)
-        collapse = soft_collapse(statistics, own, tau)
-        isotropy = spectral_isotropy(statistics.mean, own)
+        pooled = statistics.mean
+        if shares is not None:
+            pooled = torch.cat(gather(pooled, shares.sequences))
+        collapse = soft_collapse(statistics, own, tau, shares)
+        isotropy = spectral_isotropy(pooled, own)
         for values, term in zip(terms.values(), (*collapse, *isotropy), strict=True):
             values.append(term)
     return {name: _mean(torch.cat(values)) for name, values in terms.items()}
@@ -88,15 +95,19 @@ class AlignmentLoss(nn.Module):
         lambda_corr: Weight of L_corr in L_SCR.
         lambda_var: Weight of L_var in L_SCR.
         mapping: ``grid`` combines every layer with every width, ``pairs`` the k-th with the k-th.
+        across_workers: Take the statistics of the batches of all workers together, where there are
+            several.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument per choice
         self,
         widths: Sequence[int],
         tau: Threshold = "auto",
         lambda_corr: float = 1.0,
         lambda_var: float = 0.1,
         mapping: Mapping = "grid",
+        *,
+        across_workers: bool = False,
     ) -> None:
         """Keep the settings; there is nothing to learn."""
         super().__init__()
@@ -105,6 +116,7 @@ class AlignmentLoss(nn.Module):
         self.lambda_corr = lambda_corr
         self.lambda_var = lambda_var
         self.mapping = mapping
+        self.across_workers = across_workers
         self._warned = False
 
     def factor(self, name: str) -> float:
@@ -137,9 +149,18 @@ class AlignmentLoss(nn.Module):
             ValueError: If shapes or widths do not fit.
         """
         layout = masks if isinstance(masks, TokenLayout) else TokenLayout.from_masks(masks)
-        self._warned = warn_small_batch(len(layout.lengths), warned=self._warned)
+        count, device = len(layout.lengths), layout.lengths.device
+        whole = shares(count, len(layout.sequence), device) if self.across_workers else None
+        if whole is not None:
+            count = sum(whole.sequences)
+        self._warned = warn_small_batch(count, warned=self._warned)
         parts = alignment_components(
-            layers, layout, widths or self.widths, tau=self.tau, mapping=self.mapping
+            layers,
+            layout,
+            widths or self.widths,
+            tau=self.tau,
+            mapping=self.mapping,
+            shares=whole,
         )
         loss = (
             self.lambda_corr * parts["soft_collapse_corr"]

@@ -16,6 +16,7 @@ from domain_embeddings.core.losses.tokens import (
     TokenStatistics,
     token_statistics,
 )
+from domain_embeddings.core.training.distributed import Shares, sum_up, total
 
 Threshold = float | Literal["auto"]
 
@@ -33,7 +34,10 @@ class SoftCollapse(NamedTuple):
 
 
 def soft_collapse(
-    statistics: TokenStatistics, widths: Sequence[int], tau: Threshold = "auto"
+    statistics: TokenStatistics,
+    widths: Sequence[int],
+    tau: Threshold = "auto",
+    shares: Shares | None = None,
 ) -> SoftCollapse:
     """Return both terms of the soft collapse regulariser for every width of one layer.
 
@@ -46,6 +50,8 @@ def soft_collapse(
         widths: Nested widths, strictly increasing, at most d.
         tau: Correlations up to this size are not penalised; ``auto`` is 2 / sqrt(tokens), twice the
             standard deviation that independent dimensions have.
+        shares: What each of several workers holds of the batch, if the statistics are those of one
+            of them; the terms are then those of the whole batch, on every worker.
 
     Returns:
         L_corr = mean over the block R[:m, m:] of max(0, |R| - tau)^2, and
@@ -61,7 +67,8 @@ def soft_collapse(
     scaled, _, std = statistics
     d = scaled.shape[1]
     inner = [width for width in check_widths(widths, d) if width < d]
-    threshold = 2.0 / len(scaled) ** 0.5 if tau == "auto" else float(tau)
+    tokens = len(scaled) if shares is None else sum(shares.tokens)
+    threshold = 2.0 / tokens**0.5 if tau == "auto" else float(tau)
     if threshold < 0:
         msg = f"tau must be 'auto' or at least 0, got {tau}"
         raise ValueError(msg)
@@ -69,22 +76,27 @@ def soft_collapse(
         nothing = std.new_zeros(0)
         return SoftCollapse(nothing, nothing)
     with no_autocast(scaled):
-        corr = cast("Any", _BlockPenalty.apply)(scaled, len(std), tuple(inner), threshold)
-        return SoftCollapse(corr, _variance_term(std, inner))
+        if shares is None:
+            corr = cast("Any", _BlockPenalty.apply)(
+                scaled, len(std), tuple(inner), threshold, False
+            )
+            return SoftCollapse(corr, _variance_term(std.mean(dim=0), inner))
+        count = sum(shares.sequences)
+        corr = cast("Any", _BlockPenalty.apply)(scaled, count, tuple(inner), threshold, True)
+        return SoftCollapse(corr, _variance_term(total(std.sum(dim=0)) / count, inner))
 
 
-def _variance_term(std: Tensor, widths: Sequence[int]) -> Tensor:
-    """Return L_var of each width, shape (K',), from standard deviations (B, d)."""
-    below = _below(widths, std)
-    per_dimension = std.mean(dim=0)
+def _variance_term(per_dimension: Tensor, widths: Sequence[int]) -> Tensor:
+    """Return L_var of each width, shape (K',), from mean standard deviations (d,)."""
+    below = _below(widths, per_dimension)
     mean_prefix = below @ per_dimension / below.sum(dim=1)
     mean_residual = (1 - below) @ per_dimension / (1 - below).sum(dim=1)
     return torch.relu(1 - mean_prefix) + 0.5 * torch.relu(1 - mean_residual)
 
 
 def _below(widths: Sequence[int], like: Tensor) -> Tensor:
-    """Return (K, d) indicators of the dimensions inside each prefix."""
-    dimension = torch.arange(like.shape[1], device=like.device)
+    """Return (K, d) indicators of the dimensions inside each prefix, for ``like`` (..., d)."""
+    dimension = torch.arange(like.shape[-1], device=like.device)
     limit = torch.tensor(widths, device=like.device)
     return (dimension[None, :] < limit[:, None]).to(like.dtype)
 
@@ -97,32 +109,42 @@ class _BlockPenalty(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, scaled: Tensor, count: int, widths: tuple[int, ...], threshold: float
+    def forward(  # noqa: PLR0913, PLR0917 - autograd functions take positions only
+        ctx: Any,
+        scaled: Tensor,
+        count: int,
+        widths: tuple[int, ...],
+        threshold: float,
+        shared: bool,
     ) -> Tensor:
         """Return L_corr of each width, shape (K',), from scaled tokens (T, d)."""
         d = scaled.shape[1]
         correlation = scaled.new_zeros(d, d)
         for low, high in pairwise((0, *widths)):
             correlation[low:high, high:] = scaled[:, low:high].T @ scaled[:, high:]
+        if shared:
+            correlation = sum_up(correlation)
         correlation /= count
         excess = torch.nn.functional.softshrink(correlation, threshold)
         below = _below(widths, scaled)
         size = below.sum(dim=1) * (1 - below).sum(dim=1)
         ctx.save_for_backward(scaled, excess, below, size)
-        ctx.count = count
+        ctx.count, ctx.shared = count, shared
         return ((below @ excess.square()) * (1 - below)).sum(dim=1) / size
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, d_corr: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, d_corr: Tensor) -> tuple[Tensor, None, None, None, None]:
         """Return the slope of the scaled tokens (T, d)."""
         scaled, excess, below, size = ctx.saved_tensors
+        if ctx.shared:
+            # R is the same on all workers, so the slopes they found for it differ in these only.
+            d_corr = sum_up(d_corr)
         with no_autocast(scaled):
             # W_uv: how much each entry of R counts, summed over the widths between u and v.
             weight = (below * (2 * d_corr / (size * ctx.count))[:, None]).T @ (1 - below)
             slope = weight.mul_(excess)
-            return scaled @ (slope + slope.T), None, None, None
+            return scaled @ (slope + slope.T), None, None, None, None
 
 
 class SoftCollapseLoss(nn.Module):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from domain_embeddings.core.losses.nesting import no_autocast
+from domain_embeddings.core.training.distributed import sum_up, workers
 
 PREFIX = "gradient_norm_"
 
@@ -35,4 +36,7 @@ def _norm(term: Tensor, at: Sequence[Tensor]) -> Tensor:
     with no_autocast(term):
         slopes = torch.autograd.grad(term, list(at), retain_graph=True, allow_unused=True)
     squares = [slope.float().square().sum() for slope in slopes if slope is not None]
-    return torch.stack(squares).sum().sqrt() if squares else term.detach().float() * 0
+    if not squares:
+        return term.detach().float() * 0
+    # The loss is the mean over workers, each of which holds a part of what it depends on.
+    return sum_up(torch.stack(squares).sum()).sqrt() / workers()

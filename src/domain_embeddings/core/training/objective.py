@@ -23,6 +23,7 @@ from domain_embeddings.core.losses.reze import RezeLoss
 from domain_embeddings.core.losses.simcse import ViewHead
 from domain_embeddings.core.losses.width_weighting import WidthWeighting
 from domain_embeddings.core.training.batches import Batch
+from domain_embeddings.core.training.distributed import gather_ids, gather_texts
 from domain_embeddings.core.training.gradients import gradient_norms
 from domain_embeddings.core.training.rotation import turn
 from domain_embeddings.core.training.schedule import draw_widths, warmed_up
@@ -233,6 +234,7 @@ class Objective(nn.Module):
                 lambda_corr=parameters.lambda_corr,
                 lambda_var=parameters.lambda_var,
                 mapping=parameters.mapping,
+                across_workers=True,
             )
         if self.recipe.ese:
             self.layers = layer_indices("all", self.last)
@@ -279,16 +281,18 @@ class Objective(nn.Module):
         outputs = forward_chunks(
             self.model, self.tokens, batch, self.layers, self.last, self.rotation
         )
-        rows = len(batch["label"])
-        ids = batch["text_id"]
+        # With several workers, everything about embeddings sees the batches of all of them.
+        embeddings, whole = gather_texts(outputs.embeddings, batch), gather_ids(batch)
+        ids, rows = whole["text_id"], len(whole["label"])
         mask, masked = false_negative_mask(
             ids[:rows],
             ids[rows : 2 * rows],
-            labels=batch["label"],
-            task_ids=batch["task"],
+            labels=whole["label"],
+            task_ids=whole["task"],
             negative_ids=ids[2 * rows :],
         )
-        embeddings = self.head(outputs.embeddings) if self.recipe.views else outputs.embeddings
+        if self.recipe.views:
+            embeddings = self.head(embeddings)
         anchors, candidates = embeddings[:rows], embeddings[rows:]
         p = self.settings
         chosen = draw_widths(len(self.widths), p.widths_per_step, self.seed, self.step)
@@ -312,7 +316,8 @@ class Objective(nn.Module):
             components |= dict(zip(names, learned, strict=True))
         rise = warmed_up(p.regulariser_warmup, self.step, p.steps)
         if self.recipe.ese:
-            parts = self.espresso(self._pooled(outputs, batch), rows, mask, widths)
+            pooled = [gather_texts(states, batch) for states in self._pooled(outputs, batch)]
+            parts = self.espresso(pooled, rows, mask, widths)
             total = total + parts["ese_layers"] + parts["ese_kd"]
             components |= parts
             terms |= parts
@@ -328,7 +333,9 @@ class Objective(nn.Module):
             }
         if hasattr(self, "reze"):
             r0, source = self._reference(batch["pair_id"])
-            distance = self.reze(anchors, candidates[:rows], r0, source, widths)
+            # A mean over pairs: each worker takes its own, and reads their vectors only.
+            own = outputs.embeddings[: 2 * len(r0)]
+            distance = self.reze(*own.split(len(r0)), r0, source, widths)
             total = total + rise * self.alpha * distance
             components["reze"] = distance
             terms["reze"] = self.alpha * distance

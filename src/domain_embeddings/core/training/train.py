@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from domain_embeddings.core.encoders.widths import nested_widths
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
 from domain_embeddings.core.training.gradients import PREFIX as GRADIENT_PREFIX
+from domain_embeddings.core.training.distributed import share_parameters, worker, workers
 from domain_embeddings.core.training.memory import peak_memory_mib, release_memory
 from domain_embeddings.core.training.objective import Objective, recipe
 from domain_embeddings.core.training.rotation import rotate_end, rotate_start
@@ -116,7 +116,7 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
     trained, total = count_parameters(objective)
     merge_adapters(model)
     interpolate(model, reference_model, parameters.interpolate)
-    if parameters.rotation.when in ("final", "both"):
+    if parameters.rotation.when in ("final", "both") and worker() == 0:
         rotate_end(model, pairs, task_specs, parameters.rotation, seed)
     report = {
         "method": parameters.method,
@@ -125,6 +125,8 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         "parameters": total,
         "trained_parameters": trained,
         "batch_size": parameters.batch_size,
+        "workers": workers(),
+        "effective_batch": sampler.block,
         "steps": parameters.steps,
         "accumulation": parameters.accumulation,
         "epochs": trainer.state.global_step
@@ -163,14 +165,13 @@ def _sampler(
     Raises:
         ParameterError: If an epoch has fewer pairs than one step needs.
     """
-    workers = int(os.environ.get("WORLD_SIZE", "1"))
-    block = parameters.batch_size * workers
+    block = parameters.batch_size * workers()
     sampler = PairSampler(tasks, task_specs, parameters.sampling, seed=seed, block=block)
     if len(sampler) < block:
+        each = len(sampler) // workers()
         msg = (
-            f"training.batch_size: {parameters.batch_size} is more than the "
-            f"{len(sampler) // workers} training pairs of an epoch; "
-            f"allowed: 2 to {len(sampler) // workers}"
+            f"training.batch_size: {parameters.batch_size} is more than the {each} training pairs "
+            f"of an epoch; allowed: 2 to {each}"
         )
         raise ParameterError(msg)
     return sampler
@@ -213,7 +214,9 @@ def training_arguments(
     arguments = SentenceTransformerTrainingArguments(
         output_dir=folder,
         max_steps=parameters.steps,
-        per_device_train_batch_size=parameters.batch_size,
+        # Batches are drawn as for one worker and then split, so that samplers need not know.
+        per_device_train_batch_size=parameters.batch_size * workers(),
+        accelerator_config={"split_batches": workers() > 1},
         gradient_accumulation_steps=parameters.accumulation,
         learning_rate=parameters.learning_rate,
         learning_rate_mapping=(
@@ -296,6 +299,10 @@ def _run(
         checkpoint_layers(encoder)
     # What encoding and curation have freed before, in the same process.
     release_memory()
+    share_parameters(trainer.pair_objective.parameters())
+    if workers() > 1:
+        # The same dropout on every worker would be less noise than it looks like.
+        torch.manual_seed(trainer.args.seed + worker())
     try:
         metrics = trainer.train().metrics
     finally:
@@ -306,7 +313,8 @@ def _run(
             vars(model).pop(name, None)
     return {
         "train_seconds": metrics["train_runtime"],
-        "pairs_per_s": metrics["train_samples_per_second"],
+        # The trainer counts the split batch once for every worker.
+        "pairs_per_s": metrics["train_samples_per_second"] / workers(),
     }
 
 

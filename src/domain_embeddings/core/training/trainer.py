@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, cast
 
 import pandas as pd
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from domain_embeddings.core.errors import UserError
 from domain_embeddings.core.training.batches import Batch
+from domain_embeddings.core.training.distributed import average_gradients, gather, mean, workers
 from domain_embeddings.core.training.gradients import PREFIX
 from domain_embeddings.core.training.memory import release_memory
 from domain_embeddings.core.training.objective import Objective
@@ -74,6 +76,23 @@ class PairTrainer(SentenceTransformerTrainer):
         names = super().get_decay_parameter_names(model)
         return [name for name in names if not name.endswith("log_variance")]
 
+    def create_accelerator_and_postprocess(self) -> None:
+        """Leave the model unwrapped among several workers: gradients are averaged here."""
+        super().create_accelerator_and_postprocess()
+        if workers() > 1:
+            prepare: Any = self.accelerator.prepare_model
+            # Evaluation mode means: placed and under autocast, but not distributed.
+            accelerator: Any = self.accelerator
+            accelerator.prepare_model = functools.partial(prepare, evaluation_mode=True)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Add a batch's gradients; before the optimiser steps, average those of all workers."""
+        loss = super().training_step(*args, **kwargs)
+        if self.accelerator.sync_gradients:
+            groups = cast("Any", self.optimizer).param_groups
+            average_gradients(p for group in groups for p in group["params"])
+        return loss
+
     def compute_loss(
         self,
         model: Any,
@@ -96,6 +115,9 @@ class PairTrainer(SentenceTransformerTrainer):
         with torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.args.bf16):
             total, components = objective(inputs)
         self._once |= {k: components.pop(k) for k in list(components) if k.startswith(PREFIX)}
+        if workers() > 1:
+            values = mean(torch.stack(list(components.values())))
+            components = dict(zip(components, values, strict=True))
         self._require_finite(components, inputs)
         for name, value in components.items():
             self._sums[name] = self._sums.get(name, torch.zeros_like(value)) + value
@@ -131,9 +153,10 @@ class PairTrainer(SentenceTransformerTrainer):
         if bool(torch.isfinite(values).all()):
             return
         bad = [name for name, value in components.items() if not bool(torch.isfinite(value))]
+        pairs = torch.cat(gather(inputs["pair_id"])).tolist()
         msg = (
             f"Training stopped at step {self.state.global_step + 1}: {', '.join(bad)} not finite. "
-            f"Pairs of the batch (pair_id): {inputs['pair_id'].tolist()}. Lower "
+            f"Pairs of the batch (pair_id): {pairs}. Lower "
             "training.learning_rate, or set training.precision to fp32."
         )
         raise TrainingError(msg)

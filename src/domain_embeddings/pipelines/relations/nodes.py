@@ -17,9 +17,16 @@ def encode_relations(
     parameters: RelationsParameters,
 ) -> Bundle:
     """Return the relation vectors [anchor ; positive], row k for pair k, as a stream."""
+    from functools import partial
+
     from domain_embeddings.core.encoders.relations import relation_vectors
 
-    return relation_vectors(
+    encode: Any = relation_vectors
+    if parameters.launch.workers > 1:
+        from domain_embeddings.core.encoders.sharded import relation_vectors_on_workers
+
+        encode = partial(relation_vectors_on_workers, launch=parameters.launch)
+    return encode(
         reference_model,
         training_pairs,
         task_specs,

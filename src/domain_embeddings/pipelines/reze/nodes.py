@@ -36,7 +36,8 @@ def accumulate_moments(relation_vectors: Bundle, reze: RezeParameters) -> Bundle
     """Compute count, means and scatter in one streaming pass.
 
     Args:
-        relation_vectors: Arrays vectors (N, 2d) and source (N,), memory-mapped.
+        relation_vectors: Arrays vectors (N, 2d) and source (N,), memory-mapped; the moments too,
+            if several workers have taken them while they encoded.
         reze: Parameters; block_rows bounds the memory in use.
 
     Returns:
@@ -47,11 +48,15 @@ def accumulate_moments(relation_vectors: Bundle, reze: RezeParameters) -> Bundle
     """
     _check_width(relation_vectors)
     sources = relation_vectors.header["sources"]
-    moments = accumulate(
-        relation_vectors.row_blocks("vectors", reze.block_rows),
-        relation_vectors.row_blocks("source", reze.block_rows),
-        len(sources),
-    )
+    if "moments_scatter" in relation_vectors.arrays:
+        names = ("count", "mean", "global_mean", "scatter")
+        moments = Moments(**{n: np.array(relation_vectors[f"moments_{n}"]) for n in names})
+    else:
+        moments = accumulate(
+            relation_vectors.row_blocks("vectors", reze.block_rows),
+            relation_vectors.row_blocks("source", reze.block_rows),
+            len(sources),
+        )
     for name, count in zip(sources, moments.count, strict=True):
         if not count:
             logger.warning("Source '%s' has no pairs and takes no part in REZE.", name)

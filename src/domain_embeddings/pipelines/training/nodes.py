@@ -21,7 +21,10 @@ def train_model(
     seed: int,
 ) -> tuple[Any, pd.DataFrame, dict[str, Any]]:
     """Return the adapted model, its loss history and the training report."""
-    from domain_embeddings.core.training.train import train
+    if parameters.launch.workers > 1:
+        from domain_embeddings.core.training.launch import train_on_workers as train
+    else:
+        from domain_embeddings.core.training.train import train
 
     return train(
         reference_model,
