@@ -20,13 +20,26 @@ SPECS = [
     {"name": "intents", "type": "classification", "prompts": None, "weight": 1.0},
     {"name": "faq", "type": "retrieval", "prompts": None, "weight": 1.0},
 ]
-METHODS = {
+METHODS: dict[str, dict[str, Any]] = {
     "plain": {"method": "plain"},
     "mrl": {"method": "mrl"},
     "mic": {"method": "mic", "layers": "all", "gamma": 2.0, "lambda_corr": 50.0},
     "mic_fixed_tau": {"method": "mic", "tau": 0.02, "lambda_var": 1.0},
     "reze_mic": {"method": "reze_mic", "reze_dims": "nested"},
-}
+    "ese": {"method": "ese"},
+    "options": {
+        "method": "mic", "symmetric": True, "weights": "dynamic", "widths_per_step": 2,
+        "mapping": "pairs", "layers": [1, 1, 2, 2],
+    },
+}  # fmt: skip
+TRAININGS = {
+    "apart": {"method": "reze_mic", "rotation": {"when": "init"}},
+    "accumulated": {"method": "mrl", "accumulation": 2, "rotation": {"when": "final"}},
+    "sharded": {
+        "method": "reze_mic", "rotation": {"when": "init"}, "chunks": 1, "layers": "all",
+        "launch": {"fsdp": True},
+    },
+}  # fmt: skip
 
 
 def make_pairs() -> pd.DataFrame:
@@ -109,15 +122,32 @@ def losses_and_gradients(job: Job, ids: range) -> dict[str, np.ndarray]:
         loss = Objective(
             model, WIDTHS, parameters, bundles["relation_vectors"], bundles["shrinkage"]
         )
-        loss.zero_grad()
+        loss.double().zero_grad()
+        loss.measure_gradients = True
         total, components = loss(batch)
         total.backward()
         trained = [p for p in loss.parameters() if p.grad is not None]
         average_gradients(trained)
         found[f"{name}.gradient"] = torch.cat([p.grad.flatten() for p in trained]).numpy()
         for component, value in components.items():
-            found[f"{name}.{component}"] = mean(value).numpy()
+            found[f"{name}.{component}"] = mean(value.double()).numpy()
     return found
+
+
+def trained(job: Job, **changes: Any) -> np.ndarray:
+    """Train and return embeddings of the anchors.
+
+    Not the weights: the first steps of Adam are of one size, however small a gradient is.
+    """
+    from domain_embeddings.core.training.train import train
+    from domain_embeddings.parameters import TrainingParameters
+
+    settings = {**job.settings["parameters"], **changes}
+    model, *_ = train(
+        job.model, job.pairs, SPECS, job.bundles["relation_vectors"], job.bundles["shrinkage"],
+        parameters=TrainingParameters(**settings), widths=WIDTHS, seed=0,
+    )  # fmt: skip
+    return model.encode(list(job.pairs["anchor"]))
 
 
 def work(number: int, folder: str) -> None:
@@ -129,7 +159,10 @@ def work(number: int, folder: str) -> None:
     from domain_embeddings.core.training.job import read_job
 
     torch.set_num_threads(1)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ.update(
+        RANK=str(number), LOCAL_RANK=str(number), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
+        OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false",
+    )  # fmt: skip
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/meeting", rank=number, world_size=2
     )
@@ -144,5 +177,7 @@ def work(number: int, folder: str) -> None:
     y = torch.tensor([number + 1.0], requires_grad=True)
     (distributed.total(y) ** 2 * (number + 1)).sum().backward()
     found["total.slope"] = y.grad.numpy()
+    for name, changes in TRAININGS.items():
+        found[f"trained.{name}"] = trained(read_job(Path(folder)), **changes)
     np.savez(Path(folder) / f"found_{number}.npz", **found)
     dist.destroy_process_group()

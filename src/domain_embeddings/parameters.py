@@ -111,6 +111,12 @@ class LoraParameters(Section):
     modules: Literal["all"] | Annotated[list[str], Field(min_length=1)] = "all"
 
 
+class TrainingLaunchParameters(LaunchParameters):
+    """How many workers train together, and whether they share one model."""
+
+    fsdp: bool = False
+
+
 class TrainingParameters(Section):
     """Objective, optimiser and hardware of the training stage."""
 
@@ -149,7 +155,21 @@ class TrainingParameters(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_truncated: Fraction = 1.0
     logging_steps: Count = 5
-    launch: LaunchParameters = LaunchParameters()
+    launch: TrainingLaunchParameters = TrainingLaunchParameters()
+
+    @model_validator(mode="after")
+    def _check_fsdp(self) -> Self:
+        if not self.launch.fsdp:
+            return self
+        reasons = {
+            "chunks: 1 (every worker has to call a shared model equally often)": self.chunks != 1,
+            "lora: null (adapters are small enough for every worker)": self.lora is not None,
+        }
+        missing = [reason for reason, missed in reasons.items() if missed]
+        if missing:
+            msg = f"launch.fsdp: needs {', '.join(missing)}"
+            raise ValueError(msg)
+        return self
 
 
 class ClassificationProbe(Section):

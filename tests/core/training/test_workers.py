@@ -10,15 +10,23 @@ import pandas as pd
 import pytest
 import torch
 import torch.multiprocessing
-from workers_world import BATCH, METHODS, SPECS, losses_and_gradients, make_job, work
+from workers_world import (
+    BATCH,
+    METHODS,
+    SPECS,
+    TRAININGS,
+    losses_and_gradients,
+    make_job,
+    trained,
+    work,
+)
 
 from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.encoders.loading import describe
 from domain_embeddings.core.encoders.relations import relation_vectors
 from domain_embeddings.core.encoders.sharded import relation_vectors_on_workers
 from domain_embeddings.core.training.job import read_job, write_job
-from domain_embeddings.core.training.launch import run_workers, torchrun, train_on_workers
-from domain_embeddings.core.training.train import train
+from domain_embeddings.core.training.launch import run_workers, torchrun
 from domain_embeddings.core.training.trainer import TrainingError
 from domain_embeddings.parameters import LaunchParameters, RezeParameters, TrainingParameters
 from domain_embeddings.pipelines.reze.nodes import accumulate_moments
@@ -75,7 +83,9 @@ def test_two_workers_equal_one_with_twice_the_batch(met, method):
     assert np.abs(one[f"{method}.gradient"] - halves).max() > 1e-3, "batches do not matter here"
     for name in names:
         for found in two:
-            np.testing.assert_allclose(found[name], one[name], rtol=1e-7, atol=1e-9, err_msg=name)
+            # Norms are taken in single precision.
+            near = {"rtol": 1e-5} if "gradient_norm" in name else {"rtol": 1e-7, "atol": 1e-9}
+            np.testing.assert_allclose(found[name], one[name], **near, err_msg=name)
 
 
 def test_candidates_of_another_worker_are_masked_too(met):
@@ -94,20 +104,13 @@ def test_rows_of_all_workers_carry_the_slopes_of_all_workers(met):
         assert found["total.slope"] == 2 * (1 + 2) * (1 + 2)
 
 
-def test_two_workers_end_where_one_with_twice_the_batch_ends(tmp_path):
-    job = make_job(tmp_path, method="reze_mic", rotation={"when": "both"})
-    one, history, report = run(train, job, batch_size=BATCH)
-    before = weights(job.model).clone()
-    two, histories, reports = run(train_on_workers, job, launch={"processes": 2, "restarts": 0})
-    assert torch.equal(weights(job.model), before), "the reference model was changed"
-    # Not weights: the first steps of Adam are of one size, however small a gradient is.
-    texts = list(job.pairs["anchor"])
-    np.testing.assert_allclose(two.encode(texts), one.encode(texts), atol=1e-3)
-    pd.testing.assert_frame_equal(histories, history, atol=1e-4, rtol=1e-4)
-    assert (reports["workers"], reports["effective_batch"], report["workers"]) == (2, BATCH, 1)
-    assert reports["epochs"] == report["epochs"]
-    assert two.trained_widths == one.trained_widths
-    assert two.provenance == one.provenance
+@pytest.mark.parametrize("name", TRAININGS)
+def test_two_workers_end_where_one_with_twice_the_batch_ends(met, name, tmp_path):
+    found = met[1][0][f"trained.{name}"]
+    job = make_job(tmp_path)
+    changes = {**TRAININGS[name], "launch": {}, "batch_size": BATCH}
+    np.testing.assert_allclose(found, trained(job, **changes), atol=1e-3)
+    assert np.abs(found - job.model.encode(list(job.pairs["anchor"]))).max() > 1e-2
 
 
 def test_the_error_of_a_worker_arrives_as_it_is_and_is_not_tried_again(tmp_path):

@@ -178,6 +178,14 @@ def backbone(model: SentenceTransformer) -> Any:
     return model[0].auto_model
 
 
+def transformer_layers(model: SentenceTransformer) -> list[Any]:
+    """Return the layers of the transformers model inside an encoder, in order."""
+    encoder = backbone(model)
+    count = encoder.config.num_hidden_layers
+    lists = (m for m in encoder.modules() if type(m).__name__ == "ModuleList" and len(m) == count)
+    return list(next(lists))
+
+
 def weight_hash(model: SentenceTransformer) -> str:
     """Return a digest of all weights, independent of where the model was stored.
 

@@ -103,11 +103,13 @@ def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
     nothing of parameters outside the model.
 
     Args:
-        parameters: The same parameters in the same order on every worker.
+        parameters: The same parameters in the same order on every worker. Sharded ones are left
+            alone: their gradients are averaged as they are computed.
     """
     if workers() == 1:
         return
-    for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
+    found = [p.grad for p in parameters if p.grad is not None]
+    for bucket in _buckets([gradient for gradient in found if not _is_sharded(gradient)]):
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
         dist.all_reduce(flat)
         flat /= workers()
@@ -134,12 +136,45 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def share_parameters(parameters: Iterable[nn.Parameter]) -> None:
-    """Give every worker the parameters of the first one."""
+    """Give every worker the parameters of the first one; pieces of a sharded one stay."""
     if workers() == 1:
         return
     with torch.no_grad():
         for parameter in parameters:
-            dist.broadcast(parameter.data, src=0)
+            if not _is_sharded(parameter):
+                dist.broadcast(parameter.data, src=0)
+
+
+def shard(model: nn.Module, layers: Iterable[nn.Module]) -> None:
+    """Split all weights, their gradients and so the optimiser's state over the workers.
+
+    A layer's weights are put together while it computes, so that a worker holds its share of the
+    model and one whole layer.
+
+    Args:
+        model: Changed in place, equal on all workers and on its device. Every worker has to call it
+            equally often.
+        layers: The parts that are put together one at a time.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in layers:
+        fully_shard(cast("Any", layer))
+    fully_shard(cast("Any", model))
+
+
+def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return all weights of a sharded model on the CPU of the first worker; empty on the others."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return cast("dict[str, Tensor]", get_model_state_dict(model, options=options))
+
+
+def _is_sharded(x: Tensor) -> bool:
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(x, DTensor)
 
 
 def gather_texts(x: Tensor, batch: dict[str, Any]) -> Tensor:

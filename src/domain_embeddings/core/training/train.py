@@ -16,13 +16,19 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 from domain_embeddings.core.bundle import Bundle, require_same
 from domain_embeddings.core.encoders.adapters import add_adapters, count_parameters, merge_adapters
 from domain_embeddings.core.encoders.interpolation import interpolate
-from domain_embeddings.core.encoders.loading import backbone, describe
+from domain_embeddings.core.encoders.loading import backbone, describe, transformer_layers
 from domain_embeddings.core.encoders.relations import pair_table_hash, pair_texts
 from domain_embeddings.core.encoders.widths import nested_widths
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
+from domain_embeddings.core.training.distributed import (
+    shard,
+    share_parameters,
+    whole_weights,
+    worker,
+    workers,
+)
 from domain_embeddings.core.training.gradients import PREFIX as GRADIENT_PREFIX
-from domain_embeddings.core.training.distributed import share_parameters, worker, workers
 from domain_embeddings.core.training.memory import peak_memory_mib, release_memory
 from domain_embeddings.core.training.objective import Objective, recipe
 from domain_embeddings.core.training.rotation import rotate_end, rotate_start
@@ -112,7 +118,10 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
             data_collator=collator,
             sampler=sampler,
         )
-        costs = _run(trainer, model, parameters)
+        if parameters.launch.fsdp and workers() > 1:
+            costs, model = _run_sharded(trainer, model, parameters)
+        else:
+            costs = _run(trainer, model, parameters)
     trained, total = count_parameters(objective)
     merge_adapters(model)
     interpolate(model, reference_model, parameters.interpolate)
@@ -335,3 +344,22 @@ def checkpoint_layers(encoder: Any) -> None:
     encoder.activation_checkpointing_enable({"use_reentrant": False})
     # Only the reentrant kind needs a gradient at its input, and it would ask for one in encoding.
     encoder.disable_input_require_grads()
+
+
+def _run_sharded(
+    trainer: PairTrainer, model: Any, parameters: TrainingParameters
+) -> tuple[dict[str, float], Any]:
+    """Train a model whose weights are spread over the workers.
+
+    Returns:
+        What it cost, and on the first worker the whole model; on the others it is as before.
+    """
+    whole = copy.deepcopy(model).cpu()
+    # Tokens are embedded inside of the model: outside of it the table is in pieces.
+    trainer.pair_objective.tokens.shared = False
+    shard(model, transformer_layers(model))
+    costs = _run(trainer, model, parameters)
+    weights = whole_weights(model)
+    if worker() == 0:
+        whole.load_state_dict(weights)
+    return costs, whole.to(model.device)
