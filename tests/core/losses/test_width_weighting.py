@@ -7,20 +7,25 @@ import torch
 
 from domain_embeddings.core.losses.width_weighting import WidthWeighting
 
+WIDTHS = (2, 4, 10)
+
 
 def test_equal_and_given_weights_are_means():
     losses = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)
-    assert WidthWeighting("equal", 3)(losses, [0, 1, 2]).item() == pytest.approx(3.0)
-    given = WidthWeighting([1.0, 1.0, 2.0], 3)
+    assert WidthWeighting("equal", WIDTHS)(losses, [0, 1, 2]).item() == pytest.approx(3.0)
+    given = WidthWeighting([1.0, 1.0, 2.0], WIDTHS)
     assert given(losses, [0, 1, 2]).item() == pytest.approx((1 + 2 + 12) / 4)
     assert given(losses[1:], [1, 2]).item() == pytest.approx((2 + 12) / 3)
+    by_width = WidthWeighting("width", WIDTHS)
+    assert by_width(losses, [0, 1, 2]).item() == pytest.approx((2 + 8 + 60) / 16)
+    assert by_width(losses[:2], [0, 1]).item() == pytest.approx((2 + 8) / 6)
     assert given.learned() is None
     assert not list(given.parameters())
 
 
 def test_learned_weights_start_equal_and_equal_the_formula():
     losses = torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64)
-    weighting = WidthWeighting("dynamic", 3)
+    weighting = WidthWeighting("dynamic", WIDTHS)
     assert weighting(losses, [0, 1, 2]).item() == pytest.approx(3.0)
     with torch.no_grad():
         weighting.log_variance.copy_(torch.tensor([0.5, -1.0, 2.0]))
@@ -34,7 +39,7 @@ def test_learned_weights_start_equal_and_equal_the_formula():
 
 def test_learned_weights_settle_at_one_over_the_loss():
     losses = torch.tensor([0.5, 1.0, 4.0])
-    weighting = WidthWeighting("dynamic", 3)
+    weighting = WidthWeighting("dynamic", WIDTHS)
     optimiser = torch.optim.Adam(weighting.parameters(), lr=0.05)
     for _ in range(400):
         optimiser.zero_grad()
@@ -45,7 +50,7 @@ def test_learned_weights_settle_at_one_over_the_loss():
 
 def test_the_weights_of_the_losses_always_sum_to_one():
     losses = torch.tensor([0.5, 1.0, 4.0], requires_grad=True)
-    weighting = WidthWeighting("dynamic", 3)
+    weighting = WidthWeighting("dynamic", WIDTHS)
     with torch.no_grad():
         weighting.log_variance.copy_(torch.tensor([-3.0, 0.0, 1.0]))
     weighting(losses, [0, 1, 2]).backward()

@@ -188,7 +188,8 @@ def test_more_drawn_widths_than_there_are_is_refused(world):
 
 
 def test_learned_weights_are_trained_logged_and_not_decayed(world):
-    model, history, _ = run(world, method="mrl", weights="dynamic", steps=6, warmup_ratio=0.0)
+    changes = {"weights": "dynamic", "steps": 6, "warmup_ratio": 0.0, "rotation": {"when": "none"}}
+    model, history, _ = run(world, method="mrl", **changes)
     logged = {width: by_component(history, f"width_weight_{width}") for width in WIDTHS}
     assert all(values.loc[1] == pytest.approx(1 / 3) for values in logged.values())
     assert sum(values.loc[6] for values in logged.values()) == pytest.approx(1)

@@ -1,4 +1,4 @@
-"""How much each nested width counts in the main loss: equally, as told, or as learned."""
+"""How much each nested width counts in the main loss: by a rule, as told, or as learned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from domain_embeddings.core.losses.nesting import width_weights
 
-Weights = Literal["equal", "dynamic"] | Sequence[float]
+Weights = Literal["equal", "width", "dynamic"] | Sequence[float]
 
 
 class WidthWeighting(nn.Module):
@@ -22,20 +22,22 @@ class WidthWeighting(nn.Module):
     keeps its size beside the regularisers. With s = 0 it is the plain mean.
 
     Args:
-        weights: ``equal``, ``dynamic``, or one non-negative weight per width, scaled to sum 1.
-        count: Number of widths K.
+        weights: ``equal``, ``width`` (proportional to it), ``dynamic``, or one non-negative weight
+            per width; scaled to sum 1.
+        widths: K nested widths.
 
     Source:
         docs/method.md section 3.
     """
 
-    def __init__(self, weights: Weights, count: int) -> None:
+    def __init__(self, weights: Weights, widths: Sequence[int]) -> None:
         """Start from equal weights where they are learned."""
         super().__init__()
-        self.fixed = None if isinstance(weights, str) else tuple(weights)
+        rules = {"equal": None, "dynamic": None, "width": tuple(widths)}
+        self.fixed = rules[weights] if isinstance(weights, str) else tuple(weights)
         self.log_variance: nn.Parameter | None = None
         if weights == "dynamic":
-            self.log_variance = nn.Parameter(torch.zeros(count))
+            self.log_variance = nn.Parameter(torch.zeros(len(widths)))
 
     def forward(self, losses: Tensor, chosen: Sequence[int]) -> Tensor:
         """Return the weighted mean.

@@ -221,7 +221,7 @@ class Objective(nn.Module):
         self.gamma, self.alpha = parameters.gamma, parameters.alpha
         self.widths = tuple(widths)
         weights = parameters.weights if self.recipe.nested else "equal"
-        self.weighting = WidthWeighting(weights, len(widths))
+        self.weighting = WidthWeighting(weights, widths)
         self.last = int(backbone(model).config.num_hidden_layers)
         self.layers: list[int] = []
         if self.recipe.mic and self.gamma > 0:
