@@ -129,7 +129,7 @@ class TrainingParameters(Section):
     scheduler: Literal["cosine", "linear", "constant"] = "cosine"
     temperature: Positive = 0.05
     symmetric: bool = False
-    weights: Literal["equal", "width", "dynamic"] | list[Positive] = "width"
+    weights: Literal["equal", "full", "dynamic"] | list[Positive] = "full"
     widths_per_step: Count | None = None
     gamma: NonNegative = 0.1
     alpha: NonNegative = 0.3

