@@ -18,7 +18,7 @@ def test_equal_and_given_weights_are_means():
     assert given(losses[1:], [1, 2]).item() == pytest.approx((2 + 12) / 3)
     full = WidthWeighting("full", WIDTHS)
     assert full(losses, [0, 1, 2]).item() == pytest.approx((1 + 2) / 8 + 6 * 3 / 4)
-    assert full(losses[1:], [1, 2]).item() == pytest.approx((2 + 6 * 6) / 7)
+    assert full(losses[1:], [1, 2]).item() == pytest.approx((2 + 6 * 3) / 4)
     assert WidthWeighting("full", [10])(losses[:1], [0]).item() == pytest.approx(1)
     assert given.learned() is None
     assert not list(given.parameters())

@@ -34,9 +34,7 @@ class WidthWeighting(nn.Module):
     def __init__(self, weights: Weights, widths: Sequence[int]) -> None:
         """Start from equal weights where they are learned."""
         super().__init__()
-        nested = len(widths) - 1
-        rules = {"equal": None, "dynamic": None, "full": (1,) * nested + (FULL * max(nested, 1),)}
-        self.fixed = rules[weights] if isinstance(weights, str) else tuple(weights)
+        self.count, self.rule = len(widths), weights
         self.log_variance: nn.Parameter | None = None
         if weights == "dynamic":
             self.log_variance = nn.Parameter(torch.zeros(len(widths)))
@@ -55,8 +53,16 @@ class WidthWeighting(nn.Module):
             s = self.log_variance[list(chosen)].to(losses.dtype)
             precision = torch.exp(-s)
             return (precision * losses + s).sum() / precision.sum().detach()
-        weights = None if self.fixed is None else [self.fixed[k] for k in chosen]
-        return losses @ width_weights(weights, losses)
+        return losses @ width_weights(self._weights(chosen), losses)
+
+    def _weights(self, chosen: Sequence[int]) -> list[float] | None:
+        """Return the given weights of the chosen widths, or None if they are equal."""
+        if not isinstance(self.rule, str):
+            return [self.rule[k] for k in chosen]
+        if self.rule == "full" and chosen[-1] == self.count - 1:
+            others = len(chosen) - 1
+            return [1.0] * others + [float(FULL * max(others, 1))]
+        return None
 
     def learned(self) -> Tensor | None:
         """Return the learned weights of all widths, (K,) with sum 1, or None if they are given."""
