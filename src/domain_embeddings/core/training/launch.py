@@ -53,6 +53,7 @@ def train_on_workers(  # noqa: PLR0913 - one argument per catalog entry
     parameters: TrainingParameters,
     widths: Sequence[int],
     seed: int,
+    checkpoint_root: str | Path | None = None,
 ) -> tuple[SentenceTransformer, pd.DataFrame, dict[str, Any]]:
     """Train like `train`, on ``training.launch.processes`` workers of this host.
 
@@ -65,6 +66,8 @@ def train_on_workers(  # noqa: PLR0913 - one argument per catalog entry
         parameters: Parameters of the section ``training``; ``batch_size`` is that of each worker.
         widths: See `train`.
         seed: See `train`.
+        checkpoint_root: Folder of the checkpoints of all trainings, which workers that are started
+            again go on from; None starts them from the beginning.
 
     Returns:
         What `train` returns, as the first worker made it.
@@ -84,6 +87,9 @@ def train_on_workers(  # noqa: PLR0913 - one argument per catalog entry
             "parameters": parameters.model_dump(mode="json"),
             "widths": list(widths),
             "seed": seed,
+            "checkpoint_root": None
+            if checkpoint_root is None
+            else str(Path(checkpoint_root).resolve()),
         },
         bundles={"relation_vectors": relation_vectors, "shrinkage": shrinkage},
     )

@@ -10,6 +10,7 @@ import ctypes
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import warnings
@@ -38,9 +39,16 @@ def main(folder: Path) -> int:
     """
     _die_with_parent()
     error = folder / ERROR_FILE
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and error.is_file():
+    if _attempt() == 0 and os.environ.get("RANK", "0") == "0":
+        # What workers have left that a person started on this folder before.
+        error.unlink(missing_ok=True)
+        shutil.rmtree(folder / RESULT, ignore_errors=True)
+    elif _attempt() > 0 and error.is_file():
         # Another attempt would only find the same.
         return 1
+    elif _attempt() > 0 and (folder / RESULT).is_dir():
+        # Another worker died after the work was done.
+        return 0
     _share_processors()
     _keep_quiet()
     # Not before: they read the number of threads when they are imported.
@@ -95,15 +103,23 @@ def _train(job: Job, folder: Path) -> None:
     from domain_embeddings.parameters import TrainingParameters
 
     settings = job.settings
+    parameters = settings["parameters"]
+    options = {}
+    if settings["checkpoint_root"] is not None:
+        options["checkpoint_root"] = settings["checkpoint_root"]
+        if _attempt() > 0:
+            # Whether to resume an earlier run is the user's choice; this is the same one.
+            parameters = {**parameters, "resume": "auto"}
     model, history, report = train(
         job.model,
         job.pairs,
         settings["task_specs"],
         job.bundles["relation_vectors"],
         job.bundles["shrinkage"],
-        parameters=TrainingParameters.model_validate(settings["parameters"]),
+        parameters=TrainingParameters.model_validate(parameters),
         widths=settings["widths"],
         seed=settings["seed"],
+        **options,
     )
     if worker() != 0:
         return
@@ -128,6 +144,11 @@ def _write_error(path: Path, error: Exception) -> None:
     except FileExistsError:
         pass
     own.unlink()
+
+
+def _attempt() -> int:
+    """Return how often the workers have been started again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def _share_processors() -> None:
