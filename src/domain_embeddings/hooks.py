@@ -42,6 +42,7 @@ ARTIFACTS = (
     "curation_report",
     "leakage_report",
     "pairing_report",
+    "negatives_report",
     "training_report",
     "training_history",
     "truncation_scores",

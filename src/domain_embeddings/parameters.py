@@ -68,6 +68,35 @@ class RelationsParameters(Section):
     launch: LaunchParameters = LaunchParameters()
 
 
+class MarginParameters(Section):
+    """How much less similar than the positive a mined negative must be; null asks for nothing."""
+
+    absolute: NonNegative | None = None
+    relative: Fraction | None = 0.05
+
+
+class NegativesParameters(Section):
+    """Mined hard negatives (docs/method.md, section 3d)."""
+
+    per_pair: Annotated[int, Field(ge=0)] = 0
+    margin: MarginParameters = MarginParameters()
+    range_min: Annotated[int, Field(ge=0)] = 0
+    range_max: Count | None = None
+    max_score: Annotated[float, Field(ge=-1.0, le=1.0)] | None = None
+    sampling: Literal["top", "random"] = "top"
+
+    @model_validator(mode="after")
+    def _check_range(self) -> Self:
+        if self.range_max is not None and self.range_max - self.range_min < max(1, self.per_pair):
+            msg = (
+                f"range_max: {self.range_max} leaves {self.range_max - self.range_min} ranks after "
+                f"range_min {self.range_min}, per_pair asks for {self.per_pair}; allowed: "
+                f"{self.range_min + max(1, self.per_pair)} or more, or null"
+            )
+            raise ValueError(msg)
+        return self
+
+
 class RezeParameters(Section):
     """Eigenspace, task variance and soft shrinkage (docs/method.md, section 1)."""
 
@@ -221,6 +250,7 @@ class Parameters(Section):
     widths: list[Count] = [16, 32, 64, 128, 256, 384]
     curation: CurationParameters = CurationParameters()
     relations: RelationsParameters = RelationsParameters()
+    negatives: NegativesParameters = NegativesParameters()
     reze: RezeParameters = RezeParameters()
     training: TrainingParameters = TrainingParameters()
     evaluation: EvaluationParameters = EvaluationParameters()

@@ -280,3 +280,20 @@ def test_planted_duplicates_cost_what_a_hand_calculation_says() -> None:
     alone = math.log(1 + 2 * math.exp(-1))
     assert count.item() == 2
     assert loss.item() == pytest.approx((2 * duplicated + alone) / 3, rel=1e-6)
+
+
+def test_the_negative_of_another_pair_is_masked_for_anchors_of_its_label():
+    anchors, positives = torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6])
+    labels, tasks = torch.tensor([0, 1, -1]), torch.zeros(3, dtype=torch.int64)
+    mask, count = false_negative_mask(
+        anchors,
+        positives,
+        labels,
+        tasks,
+        torch.tensor([7, 8, 9]),
+        negative_labels=torch.tensor([1, 0, -1]),
+    )
+    expected = torch.zeros(3, 6, dtype=torch.bool)
+    expected[1, 3] = expected[0, 4] = True
+    assert torch.equal(mask, expected)
+    assert count == 2

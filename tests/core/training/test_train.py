@@ -9,6 +9,7 @@ from tiny_training import SPECS, make_pairs, make_world
 
 from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.errors import ParameterError, ProvenanceError
+from domain_embeddings.core.tasks.negatives import add_negatives
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
 from domain_embeddings.core.training.objective import Objective, layer_indices
 from domain_embeddings.core.training.train import resolve_device, train
@@ -305,6 +306,56 @@ def test_the_sampling_report_counts_the_pairs_that_were_trained_on(world, batche
         mine = rows[tasks[rows] == source["task"]]
         assert (source["drawn"], source["distinct"]) == (len(mine), len(set(mine)))
     assert report["epochs"] == pytest.approx(7 / 5)
+
+
+def test_own_and_mined_negatives_enter_the_loss_but_those_of_an_anchors_label_do_not(world):
+    model, pairs, relations, shrinkage = world
+    # Pairs 0, 3, 15 and 18 are of one task and have the labels 0, 3, 0, 3; only 0 and 3 are in the
+    # batch. Pair 6 has the label 1.
+    mined = pd.DataFrame({"pair_id": [6, 6, 1, 9], "rank": [1, 2, 1, 1]})
+    mined["negative"] = [
+        pairs.loc[15, "anchor"], pairs.loc[18, "positive"], pairs.loc[4, "positive"], "new loan",
+    ]  # fmt: skip
+    joined = add_negatives(pairs, mined, relations.header, relations.header)
+    assert joined.loc[1, "negatives"] == ["good fish", pairs.loc[4, "positive"]]
+
+    rows = joined.iloc[:12]
+    prompts = {"faq": ("fast ", "")}
+    texts = [
+        (task, prompts.get(task, ("", ""))[1], text, label)
+        for task, text, label in zip(rows["task"], rows["positive"], rows["label"], strict=True)
+    ]
+    label_of = {pairs.loc[15, "anchor"]: "0", pairs.loc[18, "positive"]: "3"}
+    for task, negatives in zip(rows["task"], rows["negatives"], strict=True):
+        texts += [(task, "", text, label_of.get(text)) for text in negatives]
+    candidates = torch.tensor(model.encode([prompt + text for _, prompt, text, _ in texts]))
+    anchors = torch.tensor(
+        model.encode([prompts.get(r.task, ("", ""))[0] + r.anchor for r in rows.itertuples()])
+    )
+    losses, masked = [], 0
+    for i, row in enumerate(rows.itertuples()):
+        left_out = [
+            j != i
+            and (
+                text in {row.anchor, row.positive}
+                or (task == row.task and label is not None and label == row.label)
+            )
+            for j, (task, _, text, label) in enumerate(texts)
+        ]
+        masked += sum(left_out)
+        scores = (anchors[i] @ candidates.T / 0.05).masked_fill(torch.tensor(left_out), -torch.inf)
+        losses.append(-scores.log_softmax(0)[i])
+
+    batch = PairCollator(model, tokenise_pairs(model, joined, SPECS), 4)(
+        [{"pair_id": i} for i in range(12)]
+    )
+    loss = Objective(model.eval(), WIDTHS, settings(method="plain"), relations, shrinkage)
+    total, components = loss(batch)
+    assert total.item() == pytest.approx(torch.stack(losses).mean().item(), abs=1e-5)
+    assert components["masked_negatives"].item() == masked
+    without = {**batch, "negative_label": torch.full_like(batch["negative_label"], -1)}
+    # Anchors 0 and 3 lose one candidate each: the negative of pair 6 that has their label.
+    assert loss(without)[1]["masked_negatives"].item() == masked - 2
 
 
 def test_auto_device_is_what_the_machine_has():

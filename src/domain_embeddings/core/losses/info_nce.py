@@ -90,18 +90,21 @@ def _check_pairs(
         raise ValueError(msg)
 
 
-def false_negative_mask(
+def false_negative_mask(  # noqa: PLR0913 - identities of anchors, positives and negatives
     anchor_ids: Tensor,
     positive_ids: Tensor,
     labels: Tensor | None = None,
     task_ids: Tensor | None = None,
     negative_ids: Tensor | None = None,
+    *,
+    negative_labels: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return which candidates of each anchor are not true negatives.
 
     Candidate j is left out for anchor i when its text is anchor i's own text, is a positive of the
     same anchor text anywhere in the batch (so a repeated positive and a repeated anchor both
-    count), or when pairs i and j have the same label in the same task.
+    count), or when pairs i and j have the same label in the same task. The mined negative of
+    another pair is left out when it has the label of anchor i.
 
     Args:
         anchor_ids: Text identities of the anchors, int64 (B,): equal texts have equal ids.
@@ -110,6 +113,8 @@ def false_negative_mask(
         task_ids: Task of each pair, int64 (B,); needed with labels, which mean nothing across
             tasks.
         negative_ids: Text identities of the mined negatives, int64 (H,).
+        negative_labels: Label identities of the mined negatives, int64 (H,), negative where one has
+            none; they must not be shared between tasks.
 
     Returns:
         Boolean mask (B, B + H), True where left out, False on the diagonal; and the number of
@@ -133,6 +138,9 @@ def false_negative_mask(
         same_label = (labels[:, None] == labels[None, :]) & (labels >= 0)[:, None]
         same_label &= task_ids[:, None] == task_ids[None, :]
         mask[:, : len(anchor_ids)] |= same_label
+    if labels is not None and negative_labels is not None:
+        same = labels[:, None] == negative_labels[None, :]
+        mask[:, len(anchor_ids) :] |= same & (labels >= 0)[:, None]
     mask.fill_diagonal_(fill_value=False)
     return mask, mask.sum()
 

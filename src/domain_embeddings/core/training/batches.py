@@ -34,7 +34,8 @@ class TokenisedPairs:
             text under another prompt.
         anchor: Index into ``rows`` for each pair, shape (n,).
         positive: Likewise.
-        negatives: Indices of each pair's mined negatives.
+        negatives: Indices of each pair's hard negatives.
+        negative_labels: Class of each of them within the pair's task, -1 where it has none.
         label: Class of the pair within its task, -1 where it has none, shape (n,).
         task: Index of the pair's task, shape (n,).
         truncated: Share of the texts of each task that are cut at the maximum length.
@@ -45,6 +46,7 @@ class TokenisedPairs:
     anchor: np.ndarray
     positive: np.ndarray
     negatives: list[np.ndarray]
+    negative_labels: list[np.ndarray]
     label: np.ndarray
     task: np.ndarray
     truncated: dict[str, float]
@@ -84,16 +86,31 @@ def tokenise_pairs(
         None if pd.isna(label) else f"{task}\x1f{label}"
         for task, label in zip(pairs["task"], pairs["label"], strict=True)
     ]
+    label = pd.factorize(np.array(keys, dtype=object))[0]
+    bounds = np.cumsum(lengths)[:-1]
     return TokenisedPairs(
         rows=tokenise(model, list(texts)),
         text=identity,
         anchor=codes[:n],
         positive=codes[n : 2 * n],
-        negatives=np.split(codes[2 * n :], np.cumsum(lengths)[:-1]) if n else [],
-        label=pd.factorize(np.array(keys, dtype=object))[0],
+        negatives=np.split(codes[2 * n :], bounds) if n else [],
+        negative_labels=np.split(_labels_of(flat, pairs, label), bounds) if n else [],
+        label=label,
         task=pd.factorize(pairs["task"], sort=True)[0],
         truncated=_truncated(model, pairs["task"], anchors, positives),
     )
+
+
+def _labels_of(negatives: pd.DataFrame, pairs: pd.DataFrame, label: np.ndarray) -> np.ndarray:
+    """Return the class of negatives that are texts of a labelled pair of their task, else -1."""
+    known = {
+        (task, text): code
+        for side in ("positive", "anchor")
+        for task, text, code in zip(pairs["task"], pairs[side], label, strict=True)
+        if code >= 0
+    }
+    texts = zip(negatives["task"], negatives["positive"], strict=True)
+    return np.array([known.get(key, -1) for key in texts], dtype=np.int64)
 
 
 def _truncated(
@@ -140,8 +157,9 @@ class PairCollator:
         Returns:
             ``chunks`` (list of padded inputs), ``inverse`` (n_texts,) that restores the order of
             texts from the concatenated chunks, ``pair_id`` (B,), and the ids that the
-            false-negative mask compares: ``text_id`` (n_texts,), ``label`` (B,), ``task`` (B,).
-            With views the last two, like anchors and positives, are those of the distinct texts.
+            false-negative mask compares: ``text_id`` (n_texts,), ``label`` (B,), ``task`` (B,),
+            ``negative_label`` (n_texts - 2 B,). With views, ``label`` and ``task``, like anchors
+            and positives, are those of the distinct texts.
         """
         ids = np.array([feature["pair_id"] for feature in features])
         label, task = self.pairs.label[ids], self.pairs.task[ids]
@@ -149,9 +167,11 @@ class PairCollator:
             once = self._distinct(ids)
             texts = np.concatenate([once, once])
             label, task = np.full(len(once), -1), np.zeros(len(once), dtype=np.int64)
+            negative_label = np.zeros(0, dtype=np.int64)
         else:
             negatives = [self.pairs.negatives[i] for i in ids]
             texts = np.concatenate([self.pairs.anchor[ids], self.pairs.positive[ids], *negatives])
+            negative_label = np.concatenate([self.pairs.negative_labels[i] for i in ids])
         rows = [self.pairs.rows[i] for i in texts]
         lengths = np.array([len(row["input_ids"]) for row in rows])
         index = length_sorted_chunks(lengths, self.chunks)
@@ -164,6 +184,7 @@ class PairCollator:
             "text_id": torch.from_numpy(self.pairs.text[texts]),
             "label": torch.from_numpy(label),
             "task": torch.from_numpy(task),
+            "negative_label": torch.from_numpy(negative_label),
         }
 
     def _distinct(self, ids: np.ndarray) -> np.ndarray:

@@ -199,11 +199,13 @@ def gather_texts(x: Tensor, batch: dict[str, Any]) -> Tensor:
 
 
 def gather_ids(batch: dict[str, Any]) -> dict[str, Tensor]:
-    """Return text_id of all texts, and label and task of all pairs, of all workers."""
+    """Return text_id of all texts, label and task of all pairs, and label of all negatives."""
     if workers() == 1:
-        return {name: batch[name] for name in ("text_id", "label", "task")}
+        return {name: batch[name] for name in ("text_id", "label", "task", "negative_label")}
     pairs = [size[1] for size in _sizes(batch)]
+    labels = torch.cat([batch["label"], batch["label"], batch["negative_label"]])
     return {
+        "negative_label": gather_texts(labels, batch)[2 * sum(pairs) :],
         "text_id": gather_texts(batch["text_id"], batch),
         "label": torch.cat(gather(batch["label"], pairs)),
         "task": torch.cat(gather(batch["task"], pairs)),

@@ -290,6 +290,7 @@ class Objective(nn.Module):
             labels=whole["label"],
             task_ids=whole["task"],
             negative_ids=ids[2 * rows :],
+            negative_labels=whole["negative_label"],
         )
         if self.recipe.views:
             embeddings = self.head(embeddings)

@@ -131,6 +131,7 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         "method": parameters.method,
         "widths": nested,
         "pairs": len(pairs),
+        "negatives": int(pairs["negatives"].map(len).sum()),
         "parameters": total,
         "trained_parameters": trained,
         "batch_size": parameters.batch_size,

@@ -1,4 +1,4 @@
-"""Encode every training pair once with the frozen reference model."""
+"""Encode every training pair once with the frozen reference model, and mine negatives from that."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from domain_embeddings.core.bundle import Bundle
-from domain_embeddings.parameters import RelationsParameters
+from domain_embeddings.parameters import NegativesParameters, RelationsParameters
 
 
 def encode_relations(
@@ -33,3 +33,16 @@ def encode_relations(
         batch_tokens=parameters.batch_tokens,
         dtype=parameters.dtype,
     )
+
+
+def mine_negatives(
+    training_pairs: pd.DataFrame,
+    relation_vectors: Bundle,
+    task_specs: list[dict[str, Any]],
+    parameters: NegativesParameters,
+    seed: int,
+) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Return hard negatives with rank and score, and what was left out; none by default."""
+    from domain_embeddings.core.tasks import negatives
+
+    return negatives.mine_negatives(training_pairs, relation_vectors, task_specs, parameters, seed)

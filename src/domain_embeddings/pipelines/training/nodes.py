@@ -16,19 +16,26 @@ def train_model(
     task_specs: list[dict[str, Any]],
     relation_vectors: Bundle,
     shrinkage: Bundle,
+    mined_negatives: pd.DataFrame,
+    negatives_report: dict[str, Any],
     parameters: TrainingParameters,
     widths: list[int],
     seed: int,
 ) -> tuple[Any, pd.DataFrame, dict[str, Any]]:
     """Return the adapted model, its loss history and the training report."""
+    from domain_embeddings.core.tasks.negatives import add_negatives
+
     if parameters.launch.workers > 1:
         from domain_embeddings.core.training.launch import train_on_workers as train
     else:
         from domain_embeddings.core.training.train import train
 
+    pairs = add_negatives(
+        training_pairs, mined_negatives, negatives_report, relation_vectors.header
+    )
     return train(
         reference_model,
-        training_pairs,
+        pairs,
         task_specs,
         relation_vectors,
         shrinkage,

@@ -1,4 +1,4 @@
-"""training: training_pairs + relation_vectors + shrinkage -> adapted_model, training_history."""
+"""training: pairs + negatives + vectors + shrinkage -> adapted_model, training_history."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ def create_pipeline() -> Pipeline:
                     "task_specs",
                     "relation_vectors",
                     "shrinkage",
+                    "mined_negatives",
+                    "negatives_report",
                     "params:training",
                     "params:widths",
                     "params:seed",
