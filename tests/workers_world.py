@@ -52,6 +52,8 @@ def make_pairs() -> pd.DataFrame:
     # One in each half of the first batch: only across workers do they meet.
     frame.loc[7, "positive"] = frame.loc[1, "positive"]
     frame["negatives"] = [["good fish", "lost card"] if i in (1, 3, 9) else [] for i in range(ROWS)]
+    # A text of the class of pair 0, which the false-negative mask has to know on every worker.
+    frame.at[8, "negatives"] = [frame.loc[18, "anchor"]]
     frame["label"] = [str(i % 6) if i % 2 == 0 else None for i in range(ROWS)]
     return frame
 

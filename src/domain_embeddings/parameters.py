@@ -131,6 +131,24 @@ class SamplingParameters(Section):
     temperature: Positive = 2.0
 
 
+class DevParameters(Section):
+    """Scores on held-out dev tasks during training (docs/method.md, section 3e)."""
+
+    every: Count | None = None
+    widths: Annotated[list[Count], Field(min_length=1)] | None = None
+    patience: Count | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.every is None and (self.widths is not None or self.patience is not None):
+            msg = "every: widths and patience need it; allowed: a number of steps"
+            raise ValueError(msg)
+        if self.widths is not None and sorted(set(self.widths)) != self.widths:
+            msg = f"widths: must be strictly increasing, got {self.widths}"
+            raise ValueError(msg)
+        return self
+
+
 class LoraParameters(Section):
     """Low-rank adapters in the place of all weights (docs/method.md, section 5)."""
 
@@ -176,6 +194,7 @@ class TrainingParameters(Section):
     interpolate: Fraction = 1.0
     rotation: RotationParameters = RotationParameters()
     sampling: SamplingParameters = SamplingParameters()
+    dev: DevParameters = DevParameters()
     lora: LoraParameters | None = None
     accumulation: Count = 1
     activation_checkpointing: bool = False
@@ -193,6 +212,7 @@ class TrainingParameters(Section):
         reasons = {
             "chunks: 1 (every worker has to call a shared model equally often)": self.chunks != 1,
             "lora: null (adapters are small enough for every worker)": self.lora is not None,
+            "dev.every: null (no worker holds the weights to score)": self.dev.every is not None,
         }
         missing = [reason for reason, missed in reasons.items() if missed]
         if missing:
@@ -263,6 +283,16 @@ class Parameters(Section):
             raise ValueError(msg)
         if sorted(set(self.widths)) != self.widths:
             msg = f"widths: must be strictly increasing, got {self.widths}"
+            raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _check_negatives(self) -> Self:
+        if self.negatives.per_pair and self.training.method == "simcse":
+            msg = (
+                f"negatives.per_pair: {self.negatives.per_pair} mined negatives would be ignored, "
+                "as training.method simcse sees single texts; allowed: 0"
+            )
             raise ValueError(msg)
         return self
 

@@ -8,7 +8,11 @@ from kedro.runner import SequentialRunner
 from domain_embeddings.core.errors import DataError
 from domain_embeddings.core.tasks.records import RawTasks
 from domain_embeddings.core.tasks.spec import parse_specs
-from domain_embeddings.parameters import CurationParameters, EvaluationParameters
+from domain_embeddings.parameters import (
+    CurationParameters,
+    EvaluationParameters,
+    TrainingParameters,
+)
 from domain_embeddings.pipelines.curation.pipeline import create_pipeline
 from domain_embeddings.pipelines.ingestion.nodes import read_task_records
 
@@ -19,10 +23,11 @@ OUTPUTS = (
     "training_pairs",
     "pairing_report",
     "evaluation_tasks",
+    "dev_tasks",
 )
 
 
-def made_catalog(folder, shuffled=False, **curation):
+def made_catalog(folder, shuffled=False, dev=None, **curation):
     rows = [("text", "label", "unused"), *((f"text {n}", "xy"[n % 2], f"{n}") for n in range(20))]
     order = (2, 1, 0) if shuffled else (0, 1, 2)
     lines = [",".join(row[place] for place in order) for row in rows]
@@ -37,6 +42,7 @@ def made_catalog(folder, shuffled=False, **curation):
             "task_specs": MemoryDataset(dumped),
             "params:curation": MemoryDataset(CurationParameters(**curation)),
             "params:evaluation": MemoryDataset(EvaluationParameters()),
+            "params:training": MemoryDataset(TrainingParameters(dev=dev or {})),
             "params:seed": MemoryDataset(0),
         }
     )
@@ -101,3 +107,33 @@ def test_the_minimum_length_reaches_curation(tmp_path):
     catalog = made_catalog(tmp_path, min_characters=7, leakage="drop")
     with pytest.raises(DataError, match="Task 'made'"):
         SequentialRunner().run(create_pipeline(), catalog)
+
+
+def test_scores_during_training_without_a_dev_split_are_refused_before_anything_is_encoded(
+    tmp_path,
+):
+    catalog = made_catalog(tmp_path, dev={"every": 5}, leakage="drop")
+    with pytest.raises(DataError, match=r"training\.dev\.every: 5 .* split 'dev'"):
+        SequentialRunner().run(create_pipeline(), catalog)
+
+
+def test_dev_tasks_hold_the_dev_split_and_the_rows_of_its_probe(tmp_path):
+    catalog = made_catalog(tmp_path, dev={"every": 5}, leakage="drop")
+    records = catalog["task_records"].load()
+    moved = (records["split"] == "train") & (records["row"] >= 14)
+    catalog["task_records"] = MemoryDataset(
+        records.assign(split=records["split"].mask(moved, "dev"))
+    )
+    SequentialRunner().run(create_pipeline(), catalog)
+    selected = catalog["dev_tasks"].load()
+    assert set(selected["split"]) == {"train", "dev"}
+    assert set(selected.loc[selected["split"] == "dev", "text"]) == {
+        f"text {n}" for n in range(14, 20)
+    }
+    assert set(catalog["evaluation_tasks"].load()["split"]) == {"train", "test"}
+
+
+def test_without_a_dev_split_there_are_no_dev_tasks(tmp_path):
+    catalog = made_catalog(tmp_path, leakage="drop")
+    SequentialRunner().run(create_pipeline(), catalog)
+    assert catalog["dev_tasks"].load().empty

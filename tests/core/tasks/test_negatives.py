@@ -230,3 +230,8 @@ def test_vectors_or_negatives_of_another_pair_table_are_refused():
 def test_a_range_too_narrow_for_what_is_wanted_is_refused():
     with pytest.raises(ParameterError, match=r"range_max: 4 leaves 1 ranks.*allowed: 6 or more"):
         check_parameters({"negatives": {"per_pair": 3, "range_min": 3, "range_max": 4}})
+
+
+def test_negatives_for_a_method_that_sees_single_texts_are_refused():
+    with pytest.raises(ParameterError, match=r"negatives\.per_pair: 2 .*simcse.*allowed: 0"):
+        check_parameters({"negatives": {"per_pair": 2}, "training": {"method": "simcse"}})

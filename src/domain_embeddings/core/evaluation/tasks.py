@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import datasets
 import numpy as np
@@ -49,6 +49,9 @@ from domain_embeddings.core.evaluation.resampling import (
     mean_statistic,
     spearman_statistic,
 )
+
+if TYPE_CHECKING:
+    from domain_embeddings.parameters import EvaluationParameters
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +91,16 @@ class TaskResult:
     statistics: dict[str, Statistic]
     main: str
     units: int
+
+
+def task_options(parameters: EvaluationParameters) -> TaskOptions:
+    """Return the settings of the probes that the section ``evaluation`` asks for."""
+    return TaskOptions(
+        samples_per_label=parameters.classification.samples_per_label,
+        classification_experiments=parameters.classification.experiments,
+        clustering_documents=parameters.clustering.documents,
+        clustering_experiments=parameters.clustering.experiments,
+    )
 
 
 class LocalTask(AbsTask):

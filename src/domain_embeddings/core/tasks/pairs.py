@@ -135,6 +135,25 @@ def select_evaluation(
     return concat_records(frames)
 
 
+def select_dev(
+    records: pd.DataFrame, specs: Mapping[str, TaskSpec], samples_per_label: int
+) -> pd.DataFrame:
+    """Select the rows that scoring during training needs, of the tasks that have a dev split.
+
+    Args:
+        records: Curated records, leaking rows already treated.
+        specs: Specs by task name.
+        samples_per_label: Rows of each label that a probe trains on.
+
+    Returns:
+        Records of those tasks; none if no task that is evaluated has a dev split.
+    """
+    held_out = records[(records["split"] == "dev") & records["text"].notna()]
+    names = set(held_out["task"])
+    present = {name: spec for name, spec in specs.items() if name in names}
+    return select_evaluation(records, present, "dev", samples_per_label)
+
+
 def _probe_rows(records: pd.DataFrame, per_label: int) -> pd.DataFrame:
     """Return at most ``per_label`` training rows of each label, chosen by hash."""
     train = records[records["split"] == "train"]

@@ -8,14 +8,15 @@ as if one worker had seen everything. Without a process group every function her
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+Made = TypeVar("Made")
 BUCKET_BYTES = 32 * 1024 * 1024
 
 
@@ -133,6 +134,15 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
                 bucket, size = [], 0
         if bucket:
             yield bucket
+
+
+def from_first(make: Callable[[], Made]) -> Made:
+    """Return what the first worker makes, on every worker; the others wait for it."""
+    if workers() == 1:
+        return make()
+    box = [make() if worker() == 0 else None]
+    dist.broadcast_object_list(box, src=0)
+    return cast("Made", box[0])
 
 
 def share_parameters(parameters: Iterable[nn.Parameter]) -> None:

@@ -30,6 +30,7 @@ class Job:
         pairs: Training pairs.
         settings: Everything that is plain JSON.
         bundles: Arrays by name, memory-mapped.
+        dev_tasks: Records that training is scored on, if it is.
     """
 
     task: str
@@ -37,6 +38,7 @@ class Job:
     pairs: pd.DataFrame
     settings: dict[str, Any]
     bundles: dict[str, Bundle]
+    dev_tasks: pd.DataFrame | None = None
 
 
 def write_job(folder: Path, job: Job) -> None:
@@ -49,6 +51,8 @@ def write_job(folder: Path, job: Job) -> None:
     """
     job.model.save_pretrained(str(folder / "model"), create_model_card=False)
     job.pairs.to_parquet(folder / "pairs.parquet")
+    if job.dev_tasks is not None:
+        job.dev_tasks.to_parquet(folder / "dev_tasks.parquet")
     for name, bundle in job.bundles.items():
         _write_bundle(folder / name, bundle)
     content = {
@@ -70,12 +74,14 @@ def read_job(folder: Path) -> Job:
         del model.provenance
     else:
         model.provenance = content["provenance"]
+    dev = folder / "dev_tasks.parquet"
     return Job(
         task=content["task"],
         model=model,
         pairs=pd.read_parquet(folder / "pairs.parquet"),
         settings=content["settings"],
         bundles={name: _read_bundle(folder / name) for name in content["bundles"]},
+        dev_tasks=pd.read_parquet(dev) if dev.is_file() else None,
     )
 
 

@@ -35,7 +35,11 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from domain_embeddings.core.bundle import Bundle
-    from domain_embeddings.parameters import LaunchParameters, TrainingParameters
+    from domain_embeddings.parameters import (
+        EvaluationParameters,
+        LaunchParameters,
+        TrainingParameters,
+    )
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +58,8 @@ def train_on_workers(  # noqa: PLR0913 - one argument per catalog entry
     widths: Sequence[int],
     seed: int,
     checkpoint_root: str | Path | None = None,
+    dev_tasks: pd.DataFrame | None = None,
+    evaluation: EvaluationParameters | None = None,
 ) -> tuple[SentenceTransformer, pd.DataFrame, dict[str, Any]]:
     """Train like `train`, on ``training.launch.processes`` workers of this host.
 
@@ -68,6 +74,8 @@ def train_on_workers(  # noqa: PLR0913 - one argument per catalog entry
         seed: See `train`.
         checkpoint_root: Folder of the checkpoints of all trainings, which workers that are started
             again go on from; None starts them from the beginning.
+        dev_tasks: See `train`.
+        evaluation: See `train`.
 
     Returns:
         What `train` returns, as the first worker made it.
@@ -90,8 +98,10 @@ def train_on_workers(  # noqa: PLR0913 - one argument per catalog entry
             "checkpoint_root": None
             if checkpoint_root is None
             else str(Path(checkpoint_root).resolve()),
+            "evaluation": None if evaluation is None else evaluation.model_dump(mode="json"),
         },
         bundles={"relation_vectors": relation_vectors, "shrinkage": shrinkage},
+        dev_tasks=dev_tasks,
     )
     with job_folder(parameters.launch.folder) as folder:
         write_job(folder, job)

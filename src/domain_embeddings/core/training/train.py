@@ -21,6 +21,7 @@ from domain_embeddings.core.encoders.relations import pair_table_hash, pair_text
 from domain_embeddings.core.encoders.widths import nested_widths
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
+from domain_embeddings.core.training.dev import WRAPPERS, DevScorer, DevSelection
 from domain_embeddings.core.training.distributed import (
     shard,
     share_parameters,
@@ -38,7 +39,7 @@ from domain_embeddings.core.training.trainer import HISTORY_COLUMNS, PairTrainer
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-    from domain_embeddings.parameters import TrainingParameters
+    from domain_embeddings.parameters import EvaluationParameters, TrainingParameters
 
 PROVENANCE_KEYS = ("model", "weight_hash", "pooling", "prompts", "max_length", "width")
 # A log-variance has to move by about one within a run; a weight of the model by far less.
@@ -55,6 +56,8 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
     parameters: TrainingParameters,
     widths: Sequence[int],
     seed: int,
+    dev_tasks: pd.DataFrame | None = None,
+    evaluation: EvaluationParameters | None = None,
 ) -> tuple[SentenceTransformer, pd.DataFrame, dict[str, Any]]:
     """Train the chosen method.
 
@@ -67,6 +70,9 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         parameters: Parameters of the section ``training``.
         widths: Nested widths; the model's full width joins if it is missing.
         seed: Seeds sampling and dropout.
+        dev_tasks: Records that the model is scored on during training, where ``dev.every`` asks
+            for it; the best weights are then returned in place of the last.
+        evaluation: How they are scored; by default as in the section ``evaluation``'s defaults.
 
     Returns:
         The adapted model, the history of all components, and a report of facts and costs.
@@ -95,6 +101,7 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         model.trained_widths = nested
     _check_widths(parameters, nested)
     sampler = _sampler(pairs["task"], task_specs, parameters, seed)
+    dev = _dev(dev_tasks, task_specs, pairs, parameters, evaluation, nested, seed)
     if parameters.rotation.when in ("init", "both"):
         shrinkage = rotate_start(
             model,
@@ -117,16 +124,20 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
             loss=objective,
             data_collator=collator,
             sampler=sampler,
+            dev=dev,
         )
         if parameters.launch.fsdp and workers() > 1:
             costs, model = _run_sharded(trainer, model, parameters)
         else:
             costs = _run(trainer, model, parameters)
+    if dev is not None:
+        dev.restore(model)
     trained, total = count_parameters(objective)
     merge_adapters(model)
     interpolate(model, reference_model, parameters.interpolate)
     if parameters.rotation.when in ("final", "both") and worker() == 0:
         rotate_end(model, pairs, task_specs, parameters.rotation, seed)
+    sampling = sampler.report(trainer.state.global_step, parameters.accumulation)
     report = {
         "method": parameters.method,
         "widths": nested,
@@ -137,13 +148,11 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         "batch_size": parameters.batch_size,
         "workers": workers(),
         "effective_batch": sampler.block,
-        "steps": parameters.steps,
+        "steps": trainer.state.global_step,
         "accumulation": parameters.accumulation,
-        "epochs": trainer.state.global_step
-        * sampler.block
-        * parameters.accumulation
-        / len(sampler),
-        "sampling": sampler.report(trainer.state.global_step, parameters.accumulation),
+        "epochs": sum(source["drawn"] for source in sampling) / len(sampler),
+        "sampling": sampling,
+        "dev": None if dev is None else dev.report(),
         "seed": seed,
         **costs,
         "peak_memory_mib": peak_memory_mib(),
@@ -185,6 +194,43 @@ def _sampler(
         )
         raise ParameterError(msg)
     return sampler
+
+
+def _dev(  # noqa: PLR0913, PLR0917 - what evaluation needs, and the widths that are trained
+    dev_tasks: pd.DataFrame | None,
+    task_specs: Sequence[Mapping[str, Any]],
+    pairs: pd.DataFrame,
+    parameters: TrainingParameters,
+    evaluation: EvaluationParameters | None,
+    widths: list[int],
+    seed: int,
+) -> DevSelection | None:
+    """Return what scores the model during training, or None where nothing asks for it.
+
+    Raises:
+        ParameterError: If there is nothing to score it on.
+    """
+    from domain_embeddings.parameters import EvaluationParameters
+
+    settings = parameters.dev
+    if settings.every is None:
+        return None
+    if dev_tasks is None or dev_tasks.empty:
+        msg = (
+            f"training.dev.every: {settings.every} asks for scores during training, but dev_tasks "
+            "is empty: no task with the use 'evaluate' has a dev split; allowed: null"
+        )
+        raise ParameterError(msg)
+    scorer = DevScorer.build(
+        dev_tasks,
+        task_specs,
+        pairs,
+        parameters,
+        evaluation or EvaluationParameters(),
+        widths=widths,
+        seed=seed,
+    )
+    return DevSelection(scorer, settings.every, parameters.steps, settings.patience)
 
 
 def _check_widths(parameters: TrainingParameters, widths: list[int]) -> None:
@@ -319,7 +365,7 @@ def _run(
         config.output_hidden_states = before
         if parameters.activation_checkpointing:
             encoder.activation_checkpointing_disable()
-        for name in ("forward", "_original_forward"):
+        for name in WRAPPERS:
             vars(model).pop(name, None)
     return {
         "train_seconds": metrics["train_runtime"],

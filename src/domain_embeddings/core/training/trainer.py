@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any, cast
 
 import pandas as pd
@@ -10,9 +11,11 @@ import torch
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.base.sampler import DefaultBatchSampler
 from torch import Tensor
+from transformers import TrainerCallback
 
 from domain_embeddings.core.errors import UserError
 from domain_embeddings.core.training.batches import Batch
+from domain_embeddings.core.training.dev import DevSelection
 from domain_embeddings.core.training.distributed import average_gradients, gather, mean, workers
 from domain_embeddings.core.training.gradients import PREFIX
 from domain_embeddings.core.training.memory import release_memory
@@ -33,6 +36,7 @@ class PairTrainer(SentenceTransformerTrainer):
     Args:
         *args: As for the base class.
         sampler: Decides which pair ids an epoch draws; None draws every row of the data set once.
+        dev: Scores the model during training, keeps the best weights and may stop.
         **kwargs: As for the base class.
 
     Attributes:
@@ -40,13 +44,22 @@ class PairTrainer(SentenceTransformerTrainer):
             full precision.
     """
 
-    def __init__(self, *args: Any, sampler: PairSampler | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        sampler: PairSampler | None = None,
+        dev: DevSelection | None = None,
+        **kwargs: Any,
+    ) -> None:
         self.sampler = sampler
+        self.dev = dev
         self.history: list[dict[str, Any]] = []
         self._sums: dict[str, Tensor] = {}
         self._once: dict[str, Tensor] = {}
         self._count = 0
         super().__init__(*args, **kwargs)
+        if dev is not None:
+            self.add_callback(_DevCallback(self, dev))
 
     @property
     def pair_objective(self) -> Objective:
@@ -131,13 +144,16 @@ class PairTrainer(SentenceTransformerTrainer):
             means = {name: (value / self._count).item() for name, value in self._sums.items()}
             means |= {name: value.item() for name, value in self._once.items()}
             self._sums, self._once, self._count = {}, {}, 0
-            means |= {name: float(logs[name]) for name in KEPT_LOGS if name in logs}
-            step, epoch = self.state.global_step, float(self.state.epoch or 0.0)
-            self.history += [
-                {"step": step, "epoch": epoch, "component": name, "value": value}
-                for name, value in means.items()
-            ]
+            self.record(means | {name: float(logs[name]) for name in KEPT_LOGS if name in logs})
         super().log(logs, start_time)
+
+    def record(self, values: Mapping[str, float]) -> None:
+        """Add values by component at the current step to the history."""
+        step, epoch = self.state.global_step, float(self.state.epoch or 0.0)
+        self.history += [
+            {"step": step, "epoch": epoch, "component": name, "value": value}
+            for name, value in values.items()
+        ]
 
     def _first_of_first_log(self) -> bool:
         """Say whether this is the first batch of the step that is logged first in a run."""
@@ -160,3 +176,20 @@ class PairTrainer(SentenceTransformerTrainer):
             "training.learning_rate, or set training.precision to fp32."
         )
         raise TrainingError(msg)
+
+
+class _DevCallback(TrainerCallback):
+    """Score the model where it is due, and end training when it does not get better."""
+
+    def __init__(self, trainer: PairTrainer, dev: DevSelection) -> None:
+        self.trainer, self.dev = trainer, dev
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Score after the optimiser step, before anything of this step is logged or saved."""
+        if not self.dev.due(state.global_step):
+            return
+        self.trainer.record(self.dev.score(state.global_step, cast("Any", self.trainer.model)))
+        if self.dev.stopped_at is not None:
+            control.should_training_stop = True
+            # Resumed from here, training would go on for a step before it looks.
+            control.should_save = False

@@ -100,7 +100,7 @@ def _train(job: Job, folder: Path) -> None:
     from domain_embeddings.core.encoders.loading import write_widths
     from domain_embeddings.core.training.distributed import worker
     from domain_embeddings.core.training.train import train
-    from domain_embeddings.parameters import TrainingParameters
+    from domain_embeddings.parameters import EvaluationParameters, TrainingParameters
 
     settings = job.settings
     parameters = settings["parameters"]
@@ -110,6 +110,7 @@ def _train(job: Job, folder: Path) -> None:
         if _attempt() > 0:
             # Whether to resume an earlier run is the user's choice; this is the same one.
             parameters = {**parameters, "resume": "auto"}
+    evaluation = settings["evaluation"]
     model, history, report = train(
         job.model,
         job.pairs,
@@ -120,6 +121,8 @@ def _train(job: Job, folder: Path) -> None:
         widths=settings["widths"],
         seed=settings["seed"],
         **options,
+        dev_tasks=job.dev_tasks,
+        evaluation=evaluation and EvaluationParameters.model_validate(evaluation),
     )
     if worker() != 0:
         return

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pandas as pd
 
+from domain_embeddings.core.errors import DataError
 from domain_embeddings.core.tasks import curation, leakage, pairs
 from domain_embeddings.core.tasks.spec import load_specs
-from domain_embeddings.parameters import CurationParameters, EvaluationParameters
+from domain_embeddings.parameters import (
+    CurationParameters,
+    EvaluationParameters,
+    TrainingParameters,
+)
+
+logger = logging.getLogger(__name__)
 
 Specs = list[dict[str, Any]]
 Report = dict[str, Any]
@@ -106,3 +114,43 @@ def select_evaluation_tasks(
         evaluation.split,
         evaluation.classification.samples_per_label,
     )
+
+
+def select_dev_tasks(
+    curated_records: pd.DataFrame,
+    task_specs: Specs,
+    leakage_report: Report,
+    parameters: CurationParameters,
+    evaluation: EvaluationParameters,
+    training: TrainingParameters,
+) -> pd.DataFrame:
+    """Select the rows that training is scored on, of the tasks that have a dev split.
+
+    Args:
+        curated_records: Curated records.
+        task_specs: Specs of all tasks.
+        leakage_report: Leakage report of these records.
+        parameters: Curation parameters.
+        evaluation: Evaluation parameters: the probe.
+        training: Training parameters: whether dev tasks are needed.
+
+    Returns:
+        Dev tasks; empty if no task has a dev split.
+
+    Raises:
+        DataError: There is leakage and the policy is to stop, or training is to be scored and there
+            is nothing to score it on.
+    """
+    records, _ = leakage.without_leakage(curated_records, leakage_report, parameters.leakage)
+    samples = evaluation.classification.samples_per_label
+    selected = pairs.select_dev(records, load_specs(task_specs), samples)
+    if selected.empty:
+        reason = "no task with the use 'evaluate' has rows in the split 'dev'"
+        if training.dev.every is not None:
+            msg = (
+                f"training.dev.every: {training.dev.every} asks for scores during training, but "
+                f"{reason}. Give one a dev split, or set training.dev.every to null."
+            )
+            raise DataError(msg)
+        logger.info("dev_tasks is empty: %s", reason)
+    return selected

@@ -8,6 +8,7 @@ from domain_embeddings.pipelines.curation.nodes import (
     build_training_pairs,
     curate_records,
     find_leakage,
+    select_dev_tasks,
     select_evaluation_tasks,
 )
 
@@ -51,6 +52,19 @@ def create_pipeline(**_kwargs: object) -> Pipeline:
                 ],
                 outputs="evaluation_tasks",
                 name="select_evaluation_tasks",
+            ),
+            node(
+                select_dev_tasks,
+                inputs=[
+                    "curated_records",
+                    "task_specs",
+                    "leakage_report",
+                    "params:curation",
+                    "params:evaluation",
+                    "params:training",
+                ],
+                outputs="dev_tasks",
+                name="select_dev_tasks",
             ),
         ]
     )

@@ -181,14 +181,12 @@ def _tasks(
     evaluation_tasks: pd.DataFrame, task_specs: Specs, evaluation: EvaluationParameters, seed: int
 ) -> list[LocalTask]:
     """Build the tasks in the same way wherever they are needed."""
-    from domain_embeddings.core.evaluation.tasks import TaskOptions, build_tasks
+    from domain_embeddings.core.evaluation.tasks import build_tasks, task_options
 
-    options = TaskOptions(
-        samples_per_label=evaluation.classification.samples_per_label,
-        classification_experiments=evaluation.classification.experiments,
-        clustering_documents=evaluation.clustering.documents,
-        clustering_experiments=evaluation.clustering.experiments,
-    )
     return build_tasks(
-        evaluation_tasks, task_specs, split=evaluation.split, seed=seed, options=options
+        evaluation_tasks,
+        task_specs,
+        split=evaluation.split,
+        seed=seed,
+        options=task_options(evaluation),
     )

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from domain_embeddings.core.bundle import Bundle
-from domain_embeddings.parameters import TrainingParameters
+from domain_embeddings.parameters import EvaluationParameters, TrainingParameters
 
 
 def train_model(
@@ -18,7 +18,9 @@ def train_model(
     shrinkage: Bundle,
     mined_negatives: pd.DataFrame,
     negatives_report: dict[str, Any],
+    dev_tasks: pd.DataFrame,
     parameters: TrainingParameters,
+    evaluation: EvaluationParameters,
     widths: list[int],
     seed: int,
 ) -> tuple[Any, pd.DataFrame, dict[str, Any]]:
@@ -42,4 +44,6 @@ def train_model(
         parameters=parameters,
         widths=widths,
         seed=seed,
+        dev_tasks=dev_tasks,
+        evaluation=evaluation,
     )
