@@ -19,11 +19,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
+from benchmarks.shared import spread
 from domain_embeddings.core.bundle import BlockArray, Bundle
 from domain_embeddings.core.statistics.moments import accumulate
 from domain_embeddings.datasets.memmap_bundle import MemmapBundleDataset
@@ -43,11 +43,6 @@ def _seconds(work: Callable[[], Any]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
-
-
-def _spread(values: list[float]) -> list[float]:
-    """Return [minimum, median, maximum]."""
-    return [min(values), median(values), max(values)]
 
 
 def covariance_rate(width: int, rows: int, rounds: int) -> dict[str, Any]:
@@ -84,10 +79,10 @@ def covariance_rate(width: int, rows: int, rounds: int) -> dict[str, Any]:
         rates["same_shape"].append(work / _seconds(lambda: left @ right) / 1e9)
         rates["covariance"].append(work / _seconds(stream) / 1e9)
         rates["square"].append(2.0 * 2_048**3 / _seconds(lambda: square @ square) / 1e9)
-    result: dict[str, Any] = {f"{name}_gflops": _spread(values) for name, values in rates.items()}
+    result: dict[str, Any] = {f"{name}_gflops": spread(values) for name, values in rates.items()}
     for name in ("same_shape", "square"):
         ratios = [a / b for a, b in zip(rates["covariance"], rates[name], strict=True)]
-        result[f"ratio_to_{name}_matmul"] = _spread(ratios)
+        result[f"ratio_to_{name}_matmul"] = spread(ratios)
     return {"width": width, "rows": rows, "rounds": rounds, **result}
 
 

@@ -7,12 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import tiny_sentence_transformer
+from tiny_models import tiny_family_model, tiny_sentence_transformer
 
 from domain_embeddings.core.encoders.batching import (
     count_truncated,
     encode,
     length_sorted_chunks,
+    pad_rows,
     token_budget_batches,
     tokenise,
 )
@@ -64,6 +65,23 @@ def test_encoding_in_sorted_batches_equals_the_library(model):
     theirs = model.encode(TEXTS, normalize_embeddings=True)
     np.testing.assert_allclose(ours, theirs, atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(ours, axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["bert", "bge_m3", "qwen3", "qwen3_right"])
+def test_padding_equals_the_tokenizers(tmp_path, family):
+    model = tiny_family_model(tmp_path, family)
+    rows = tokenise(model, TEXTS)
+    expected = model.tokenizer.pad(rows, padding=True, return_tensors="pt")
+    found = pad_rows(model, rows)
+    assert list(found) == list(expected)
+    for name, values in expected.items():
+        assert found[name].dtype == values.dtype
+        assert torch.equal(found[name], values)
+
+
+def test_fields_that_only_the_tokenizer_knows_are_left_to_it(model):
+    rows = [{**row, "special_tokens_mask": [1, 0, 1]} for row in tokenise(model, ["a", "the"])]
+    assert "special_tokens_mask" in pad_rows(model, rows)
 
 
 def test_tokens_equal_those_the_library_feeds_the_model(model):

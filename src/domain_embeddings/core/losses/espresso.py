@@ -34,7 +34,8 @@ def principal_target(pooled: Tensor, width: int) -> Tensor:
         x = full_precision(pooled)
         a = torch.softmax(x.T @ x / x.shape[1] ** 0.5, dim=1)
         # A is not symmetric; A A^T has the same left singular vectors, and squared values.
-        squares, vectors = torch.linalg.eigh(a @ a.T)
+        # On the CPU: eigh of a GPU is unreliable in float32, and no faster at this size.
+        squares, vectors = (part.to(x.device) for part in torch.linalg.eigh((a @ a.T).cpu()))
         squares, vectors = squares.flip(0)[:width], vectors.flip(1)[:, :width]
         target = x @ (vectors * squares.clamp_min(0).sqrt())
         agrees = (target * x[:, :width]).sum(dim=0) >= 0

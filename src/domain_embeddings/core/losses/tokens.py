@@ -171,6 +171,15 @@ def _sum_by(values: Tensor, sequence: Tensor, count: int) -> Tensor:
     return values.new_zeros(count, values.shape[1]).index_add_(0, sequence, values)
 
 
+def _per_unit(std: Tensor, varies: Tensor, lengths: Tensor) -> Tensor:
+    """Return 1 / (std sqrt(N_i)), (B, d), and 0 where a dimension does not vary.
+
+    Rotated states have such a dimension, because a layer norm is constant along one direction. What
+    they hold there is rounding, which 1 / eps would blow up to a slope that is seen.
+    """
+    return (std * lengths.sqrt()).reciprocal_().masked_fill_(~varies, 0.0)
+
+
 class _Standardise(torch.autograd.Function):
     """Standardisation with its slope written out.
 
@@ -188,7 +197,7 @@ class _Standardise(torch.autograd.Function):
         variance = _sum_by(scaled.square(), sequence, count).div_(lengths)
         varies = variance > eps * eps
         std = variance.sqrt().clamp_min_(eps)
-        scaled *= (std * lengths.sqrt()).reciprocal_().index_select(0, sequence)
+        scaled *= _per_unit(std, varies, lengths).index_select(0, sequence)
         ctx.save_for_backward(scaled, std, varies, sequence, lengths)
         return scaled, mean, std
 
@@ -200,7 +209,7 @@ class _Standardise(torch.autograd.Function):
         """Return the slope of the tokens (T, d)."""
         scaled, std, varies, sequence, lengths = ctx.saved_tensors
         count, root = len(lengths), lengths.sqrt()
-        per_unit = (std * root).reciprocal_()
+        per_unit = _per_unit(std, varies, lengths)
         along = _sum_by(d_scaled * scaled, sequence, count)
         # What every token of a sequence gets, what it gets along its own standardised value, and
         # what it gets along the slope of that value.

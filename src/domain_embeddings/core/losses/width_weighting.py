@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from domain_embeddings.core.losses.nesting import width_weights
+from domain_embeddings.core.losses.nesting import no_autocast, width_weights
 
 FULL = 3
 Weights = Literal["equal", "full", "dynamic"] | Sequence[float]
@@ -49,11 +49,13 @@ class WidthWeighting(nn.Module):
         Returns:
             Scalar; a gradient also reaches the log-variances.
         """
-        if self.log_variance is not None:
-            s = self.log_variance[list(chosen)].to(losses.dtype)
-            precision = torch.exp(-s)
-            return (precision * losses + s).sum() / precision.sum().detach()
-        return losses @ width_weights(self._weights(chosen), losses)
+        # The product of two vectors is a matrix product to autocast, which would round the loss.
+        with no_autocast(losses):
+            if self.log_variance is not None:
+                s = self.log_variance[list(chosen)].to(losses.dtype)
+                precision = torch.exp(-s)
+                return (precision * losses + s).sum() / precision.sum().detach()
+            return losses @ width_weights(self._weights(chosen), losses)
 
     def _weights(self, chosen: Sequence[int]) -> list[float] | None:
         """Return the given weights of the chosen widths, or None if they are equal."""

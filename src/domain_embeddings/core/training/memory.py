@@ -7,6 +7,10 @@ import functools
 import resource
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 MEBIBYTE = 1024**2
 
@@ -16,6 +20,19 @@ def peak_memory_mib() -> float:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Bytes on macOS, KiB on Linux.
     return peak / MEBIBYTE if sys.platform == "darwin" else peak * 1024 / MEBIBYTE
+
+
+def peak_gpu_memory(device: torch.device) -> dict[str, float]:
+    """Return the most that tensors took on a GPU so far, in MiB, as an entry of a report.
+
+    Args:
+        device: Where the model is; there is no entry unless that is a GPU.
+    """
+    if device.type != "cuda":
+        return {}
+    import torch
+
+    return {"peak_gpu_memory_mib": torch.cuda.max_memory_allocated(device) / MEBIBYTE}
 
 
 @functools.cache

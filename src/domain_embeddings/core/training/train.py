@@ -30,7 +30,11 @@ from domain_embeddings.core.training.distributed import (
     workers,
 )
 from domain_embeddings.core.training.gradients import PREFIX as GRADIENT_PREFIX
-from domain_embeddings.core.training.memory import peak_memory_mib, release_memory
+from domain_embeddings.core.training.memory import (
+    peak_gpu_memory,
+    peak_memory_mib,
+    release_memory,
+)
 from domain_embeddings.core.training.objective import Objective, recipe
 from domain_embeddings.core.training.rotation import rotate_end, rotate_start
 from domain_embeddings.core.training.sampling import PairSampler
@@ -156,6 +160,7 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         "seed": seed,
         **costs,
         "peak_memory_mib": peak_memory_mib(),
+        **peak_gpu_memory(model.device),
         "precision": "bf16" if trainer.args.bf16 else "fp32",
         "device": str(model.device),
         "chunks": parameters.chunks,
@@ -322,7 +327,8 @@ def use_bf16(precision: str, device: str) -> bool:
     if precision != "auto":
         return precision == "bf16"
     if device == "cuda":
-        return torch.cuda.is_bf16_supported()
+        # Cards before Ampere emulate it, far slower than fp32.
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     # Without these instructions bf16 on a CPU is emulated and slower than fp32.
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
