@@ -18,13 +18,13 @@ from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.encoders.loading import load_encoder
 from domain_embeddings.core.tasks.records import RawTasks
 from domain_embeddings.core.tasks.spec import parse_specs
+from domain_embeddings.core.training.train import train
 from domain_embeddings.datasets.memmap_bundle import MemmapBundleDataset
 from domain_embeddings.parameters import Parameters, check_parameters
 from domain_embeddings.pipelines.curation import nodes as curation
 from domain_embeddings.pipelines.evaluation import nodes as evaluation
 from domain_embeddings.pipelines.relations.nodes import encode_relations
 from domain_embeddings.pipelines.reze import nodes as reze
-from domain_embeddings.pipelines.training.nodes import train_model
 
 INPUTS = ("reference_model", "training_pairs", "task_specs", "relation_vectors", "shrinkage")
 # Probes and transforms keep one seed, so that runs of a study differ by their training only.
@@ -36,7 +36,7 @@ class World:
     """Inputs of a study.
 
     Args:
-        inputs: The entries that `train_model` takes, in its order.
+        inputs: The entries that `train` takes, in its order.
         tasks: Records of the evaluated tasks.
         raw: Parameters that variants change.
     """
@@ -52,7 +52,10 @@ class World:
     def train(self, p: Parameters, seed: int) -> tuple[Any, dict[str, Any]]:
         """Train one variant with one seed; returns the model and costs."""
         start = time.monotonic()
-        model, _, report = train_model(*self.inputs.values(), p.training, p.widths, seed)
+        # Checkpoints and dev scores of a run are not needed here, nor are mined negatives.
+        model, _, report = train(
+            *self.inputs.values(), parameters=p.training, widths=p.widths, seed=seed
+        )
         costs = {"train_s": time.monotonic() - start, "pairs_per_s": report.get("pairs_per_s")}
         return model, costs
 
