@@ -91,6 +91,8 @@ def make_job(folder: Path, **parameters: Any) -> Job:
             "parameters": {**values, "chunks": 3, "device": "cpu", **parameters},
             "widths": WIDTHS,
             "seed": 0,
+            "checkpoint_root": None,
+            "evaluation": None,
         },
         bundles={
             "relation_vectors": Bundle(
