@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -280,6 +281,32 @@ def test_an_interrupted_run_is_tracked_as_killed(project, monkeypatch):
     assert "Traceback" not in result.output
     [run] = project.mlflow_runs()
     assert run.info.status == "KILLED"
+
+
+def test_a_terminated_run_is_tracked_as_killed_too(project, monkeypatch):
+    from domain_embeddings.core.tasks import curation
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(curation, "curate", lambda *_: signal.raise_signal(signal.SIGTERM))
+    try:
+        result = project.run("--pipelines=ingestion,curation")
+        # A second one would not wait for anything.
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert result.exit_code == 128 + signal.SIGTERM
+    assert "Traceback" not in result.output
+    [run] = project.mlflow_runs()
+    assert run.info.status == "KILLED"
+
+
+def test_checkpoints_that_could_not_be_written_are_refused_before_anything_runs(project):
+    (project.folder / "file").touch()
+    options = "training.steps=9,training.checkpoints.every=2,training.checkpoints.folder=file/below"
+    message = refused(project, f"--params={options}")
+    assert "training.checkpoints.folder" in message
+    assert str(project.folder / "file/below") in message
+    assert project.versions(PLACES["task_records"]) == []
 
 
 def test_errors_are_explained_wherever_they_are_in_the_chain():

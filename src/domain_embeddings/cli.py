@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 import logging
+import signal
 import sys
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -34,9 +37,13 @@ class FriendlyRun(click.Command):
         """
         check_names(ctx.params)
         try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
+            with terminable():
+                return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
             _mark_as_killed()
+            if isinstance(stop, Terminated):
+                # The exit code that shells and schedulers know for this signal.
+                sys.exit(128 + signal.SIGTERM)
             raise
         except Exception as error:
             message = explain(error)
@@ -44,6 +51,29 @@ class FriendlyRun(click.Command):
                 raise
             logger.debug("The run ended with:", exc_info=True)
             raise click.ClickException(message) from None
+
+
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end, by a scheduler for example."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM end a run as Ctrl-C does; a second one ends the process on the spot."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is stop:
+            signal.signal(signal.SIGTERM, before)
 
 
 def check_names(options: Mapping[str, Any]) -> None:

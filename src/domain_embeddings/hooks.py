@@ -19,6 +19,7 @@ from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
 from domain_embeddings.core.errors import DataError, ParameterError, user_error
+from domain_embeddings.core.training.checkpoints import remove_checkpoints, require_writable
 from domain_embeddings.core.training.memory import peak_memory_mib
 from domain_embeddings.parameters import Parameters, check_parameters
 
@@ -79,13 +80,16 @@ class ParametersHook:
 
     @hook_impl(tryfirst=True)
     def before_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
-        """Refuse inputs that are not there and widths that the model does not have.
+        """Refuse missing inputs, a folder nobody can write to, widths the model does not have.
 
         Raises:
             DataError: Naming the missing entries and the stages that make them.
             ParameterError: Naming the key and what is allowed.
         """
         _require_inputs(pipeline, catalog)
+        training = self.parameters.training
+        if training.saves and _trains(pipeline):
+            require_writable(training.checkpoints.folder)
         if "reference_model" not in pipeline.inputs():
             return
         model_width = catalog.get("reference_model").width()
@@ -93,6 +97,10 @@ class ParametersHook:
         if model_width is not None and widest > model_width:
             msg = f"widths: {widest} is wider than the model; allowed: 1 to {model_width}"
             raise ParameterError(msg)
+
+
+def _trains(pipeline: Pipeline) -> bool:
+    return any("adapted_model" in node.outputs for node in pipeline.nodes)
 
 
 def _require_inputs(pipeline: Pipeline, catalog: CatalogProtocol) -> None:
@@ -148,7 +156,7 @@ class TrackingHook:
             logger.warning("This run is not tracked; its figures are kept in the catalog.")
         parameters = Parameters.model_validate(self._raw_parameters)
         self._track(_log_parameters, parameters.model_dump(mode="json"), run_params)
-        if any("adapted_model" in node.outputs for node in pipeline.nodes):
+        if _trains(pipeline):
             # What a person looks for in a list of runs, more than the name of the pipeline.
             self._track(_set_tag, "mlflow.runName", parameters.training.method)
 
@@ -237,6 +245,16 @@ def _reason(error: Exception) -> str:
     """Return the beginning of an error's message on one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]} ..."
+
+
+class CheckpointsHook:
+    """Remove the checkpoints of a training once all that it made is in the catalog."""
+
+    @hook_impl
+    def after_dataset_saved(self, dataset_name: str, data: Any) -> None:
+        """Clean up after the report, which is stored last and names the folder."""
+        if dataset_name == "training_report" and data.get("checkpoints"):
+            remove_checkpoints(data["checkpoints"]["folder"])
 
 
 class SummaryHook:

@@ -164,6 +164,14 @@ class TrainingLaunchParameters(LaunchParameters):
     fsdp: bool = False
 
 
+class CheckpointParameters(Section):
+    """When training saves its state, and where; none of it has an influence on the result."""
+
+    every: Count | None = 500
+    keep: Count = 2
+    folder: Annotated[str, Field(min_length=1)] = "data/06_models/checkpoints"
+
+
 class TrainingParameters(Section):
     """Objective, optimiser and hardware of the training stage."""
 
@@ -204,6 +212,16 @@ class TrainingParameters(Section):
     max_truncated: Fraction = 1.0
     logging_steps: Count = 5
     launch: TrainingLaunchParameters = TrainingLaunchParameters()
+    checkpoints: CheckpointParameters = CheckpointParameters()
+    resume: Literal["auto", "never"] = "auto"
+
+    @property
+    def saves(self) -> bool:
+        """Whether a training of this length writes checkpoints at all."""
+        every = self.checkpoints.every
+        # A model in pieces (FSDP) has no checkpoints.
+        trains = self.method != "reference" and not self.launch.fsdp
+        return trains and every is not None and every < self.steps
 
     @model_validator(mode="after")
     def _check_fsdp(self) -> Self:

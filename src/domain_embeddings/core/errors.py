@@ -21,6 +21,10 @@ class ProvenanceError(UserError):
     """Two artifacts do not belong together, for example vectors of another model."""
 
 
+class TrainingError(UserError):
+    """Training cannot go on, for example because a loss is no longer a number."""
+
+
 def user_error(error: BaseException) -> UserError | None:
     """Return the error a user can act on behind an exception, if there is one."""
     seen: BaseException | None = error

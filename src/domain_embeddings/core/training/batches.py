@@ -160,6 +160,7 @@ class PairCollator:
             false-negative mask compares: ``text_id`` (n_texts,), ``label`` (B,), ``task`` (B,),
             ``negative_label`` (n_texts - 2 B,). With views, ``label`` and ``task``, like anchors
             and positives, are those of the distinct texts.
+            ``tokens`` are the counters as of this batch.
         """
         ids = np.array([feature["pair_id"] for feature in features])
         label, task = self.pairs.label[ids], self.pairs.task[ids]
@@ -185,6 +186,7 @@ class PairCollator:
             "label": torch.from_numpy(label),
             "task": torch.from_numpy(task),
             "negative_label": torch.from_numpy(negative_label),
+            "tokens": dict(self.tokens),
         }
 
     def _distinct(self, ids: np.ndarray) -> np.ndarray:

@@ -35,6 +35,16 @@ def peak_gpu_memory(device: torch.device) -> dict[str, float]:
     return {"peak_gpu_memory_mib": torch.cuda.max_memory_allocated(device) / MEBIBYTE}
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Say whether an error means that memory, of the machine or of a GPU, did not suffice."""
+    import torch
+
+    # The allocator of the CPU has no error class of its own.
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        "DefaultCPUAllocator" in str(error)
+    )
+
+
 @functools.cache
 def _malloc_trim() -> Callable[[int], int] | None:
     """Return glibc's `malloc_trim`, or None where the C library has no such function."""

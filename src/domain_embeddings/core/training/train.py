@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from domain_embeddings.core.encoders.interpolation import interpolate
 from domain_embeddings.core.encoders.loading import backbone, describe, transformer_layers
 from domain_embeddings.core.encoders.relations import pair_table_hash, pair_texts
 from domain_embeddings.core.encoders.widths import nested_widths
-from domain_embeddings.core.errors import ParameterError
+from domain_embeddings.core.errors import ParameterError, TrainingError
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
 from domain_embeddings.core.training.dev import WRAPPERS, DevScorer, DevSelection
 from domain_embeddings.core.training.distributed import (
@@ -30,7 +31,9 @@ from domain_embeddings.core.training.distributed import (
     workers,
 )
 from domain_embeddings.core.training.gradients import PREFIX as GRADIENT_PREFIX
+from domain_embeddings.core.training.identity import data_parts, find_checkpoints
 from domain_embeddings.core.training.memory import (
+    is_out_of_memory,
     peak_gpu_memory,
     peak_memory_mib,
     release_memory,
@@ -62,6 +65,7 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
     seed: int,
     dev_tasks: pd.DataFrame | None = None,
     evaluation: EvaluationParameters | None = None,
+    checkpoint_root: str | Path | None = None,
 ) -> tuple[SentenceTransformer, pd.DataFrame, dict[str, Any]]:
     """Train the chosen method.
 
@@ -77,6 +81,8 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         dev_tasks: Records that the model is scored on during training, where ``dev.every`` asks
             for it; the best weights are then returned in place of the last.
         evaluation: How they are scored; by default as in the section ``evaluation``'s defaults.
+        checkpoint_root: Folder of the checkpoints of all trainings; None neither writes nor reads
+            any.
 
     Returns:
         The adapted model, the history of all components, and a report of facts and costs.
@@ -84,7 +90,7 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
     Raises:
         ProvenanceError: If vectors or shrinkage belong to another model or pair table.
         ParameterError: If a parameter does not fit the model or the data.
-        TrainingError: If a loss is not finite.
+        TrainingError: If a loss is not finite, or memory does not suffice.
     """
     texts = pair_texts(pairs, task_specs, reference_model.prompts)
     header = {
@@ -107,28 +113,36 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
     sampler = _sampler(pairs["task"], task_specs, parameters, seed)
     dev = _dev(dev_tasks, task_specs, pairs, parameters, evaluation, nested, seed)
     if parameters.rotation.when in ("init", "both"):
-        shrinkage = rotate_start(
+        start = rotate_start(
             model,
             relation_vectors,
             shrinkage,
             parameters.rotation,
             reze=recipe(parameters).reze and parameters.alpha > 0,
         )
+    else:
+        start = shrinkage
     if parameters.lora is not None:
         add_adapters(model, parameters.lora, seed)
-    objective = Objective(model, nested, parameters, relation_vectors, shrinkage, seed=seed)
+    objective = Objective(model, nested, parameters, relation_vectors, start, seed=seed)
     tokenised = tokenise_pairs(model, pairs, task_specs)
     _require_untruncated(tokenised.truncated, parameters.max_truncated)
     collator = PairCollator(model, tokenised, parameters.chunks, recipe(parameters).views)
     with tempfile.TemporaryDirectory(prefix="domain_embeddings_") as folder:
+        arguments = training_arguments(parameters, seed, folder)
+        data = data_parts(tokenised, relation_vectors, shrinkage)
+        data |= {"seed": seed, "widths": nested, "header": header, "epoch": sampler.order(0)}
+        if dev is not None and dev_tasks is not None:
+            data["dev"] = [dev_tasks.astype(str).to_dict("list"), repr(evaluation)]
         trainer = PairTrainer(
             model=model,
-            args=training_arguments(parameters, seed, folder),
+            args=arguments,
             train_dataset=Dataset.from_dict({"pair_id": np.arange(len(pairs))}),
             loss=objective,
             data_collator=collator,
             sampler=sampler,
             dev=dev,
+            checkpoints=find_checkpoints(checkpoint_root, parameters, arguments, data),
         )
         if parameters.launch.fsdp and workers() > 1:
             costs, model = _run_sharded(trainer, model, parameters)
@@ -173,6 +187,8 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         "padding_ratio": collator.padding_ratio(),
         "truncated": collator.pairs.truncated,
         "note": shrinkage.header.get("note", ""),
+        "resumed_from_step": trainer.resumed_from,
+        "checkpoints": None if trainer.checkpoints is None else trainer.checkpoints.summary(),
         "settings": settings,
     }
     return model.eval(), trainer.history_frame(), report
@@ -296,7 +312,8 @@ def training_arguments(
         dataloader_pin_memory=device != "cpu",
         logging_steps=parameters.logging_steps,
         logging_nan_inf_filter=False,
-        save_strategy="no",
+        save_strategy="steps" if parameters.saves else "no",
+        save_steps=parameters.checkpoints.every or parameters.steps,
         report_to="none",
         seed=seed,
         data_seed=seed,
@@ -366,7 +383,11 @@ def _run(
         # The same dropout on every worker would be less noise than it looks like.
         torch.manual_seed(trainer.args.seed + worker())
     try:
-        metrics = trainer.train().metrics
+        metrics = trainer.run(resume=parameters.resume == "auto").metrics
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TrainingError(_out_of_memory(trainer, model, parameters)) from error
     finally:
         config.output_hidden_states = before
         if parameters.activation_checkpointing:
@@ -374,7 +395,7 @@ def _run(
         for name in WRAPPERS:
             vars(model).pop(name, None)
     return {
-        "train_seconds": metrics["train_runtime"],
+        "train_seconds": trainer.seconds_before + metrics["train_runtime"],
         # The trainer counts the split batch once for every worker.
         "pairs_per_s": metrics["train_samples_per_second"] / workers(),
     }
@@ -416,3 +437,21 @@ def _run_sharded(
     if worker() == 0:
         whole.load_state_dict(weights)
     return costs, whole.to(model.device)
+
+
+def _out_of_memory(
+    trainer: PairTrainer, model: SentenceTransformer, parameters: TrainingParameters
+) -> str:
+    """Say what took the memory, and what to turn."""
+    config = backbone(model).config
+    return (
+        f"Out of memory at step {trainer.state.global_step + 1} on {trainer.args.device.type}: "
+        f"training.batch_size={parameters.batch_size} pairs in training.chunks="
+        f"{parameters.chunks}, texts of up to {model.max_seq_length} tokens, "
+        f"{config.num_hidden_layers} layers of width {config.hidden_size}, "
+        f"{'bf16' if trainer.args.bf16 else 'fp32'}. Lower training.batch_size or "
+        "reference_model.max_length (then run from the stage 'relations'), raise "
+        "training.chunks, or set training.activation_checkpointing or training.lora. Smaller "
+        "batches with training.accumulation keep the pairs of a step, but have fewer negatives."
+        f"{trainer.last_checkpoint()}"
+    )

@@ -6,31 +6,28 @@ import functools
 from collections.abc import Mapping
 from typing import Any, cast
 
+import numpy as np
 import pandas as pd
 import torch
-from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.base.sampler import DefaultBatchSampler
 from torch import Tensor
 from transformers import TrainerCallback
 
-from domain_embeddings.core.errors import UserError
-from domain_embeddings.core.training.batches import Batch
+from domain_embeddings.core.errors import TrainingError
+from domain_embeddings.core.training.batches import Batch, PairCollator
 from domain_embeddings.core.training.dev import DevSelection
 from domain_embeddings.core.training.distributed import average_gradients, gather, mean, workers
 from domain_embeddings.core.training.gradients import PREFIX
 from domain_embeddings.core.training.memory import release_memory
 from domain_embeddings.core.training.objective import Objective
+from domain_embeddings.core.training.resumable import ResumableTrainer
 from domain_embeddings.core.training.sampling import PairSampler
 
 HISTORY_COLUMNS = ["step", "epoch", "component", "value"]
 KEPT_LOGS = ("learning_rate", "grad_norm")
 
 
-class TrainingError(UserError):
-    """Training cannot go on, for example because a loss is no longer a number."""
-
-
-class PairTrainer(SentenceTransformerTrainer):
+class PairTrainer(ResumableTrainer):
     """Train an `Objective` on batches of `PairCollator`.
 
     Args:
@@ -57,6 +54,7 @@ class PairTrainer(SentenceTransformerTrainer):
         self._sums: dict[str, Tensor] = {}
         self._once: dict[str, Tensor] = {}
         self._count = 0
+        self._tokens: dict[str, int] = {}
         super().__init__(*args, **kwargs)
         if dev is not None:
             self.add_callback(_DevCallback(self, dev))
@@ -135,6 +133,7 @@ class PairTrainer(SentenceTransformerTrainer):
         for name, value in components.items():
             self._sums[name] = self._sums.get(name, torch.zeros_like(value)) + value
         self._count += 1
+        self._tokens = inputs["tokens"]
         return (total, {}) if return_outputs else total
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -160,6 +159,31 @@ class PairTrainer(SentenceTransformerTrainer):
         first = min(int(self.args.logging_steps), self.state.max_steps)
         return self.state.global_step + 1 == first and not self._once
 
+    def progress(self) -> dict[str, Any]:
+        """Return history, running sums and counters, as of the last step."""
+        return {
+            # By column: the rows of a long training are many.
+            "history": {
+                "step": np.array([row["step"] for row in self.history], dtype=np.int64),
+                "epoch": np.array([row["epoch"] for row in self.history], dtype=np.float64),
+                "component": [row["component"] for row in self.history],
+                "value": np.array([row["value"] for row in self.history], dtype=np.float64),
+            },
+            "sums": dict(self._sums),
+            "count": self._count,
+            # Not the collator's own counters: it is one batch ahead of training.
+            "tokens": self._tokens,
+        }
+
+    def set_progress(self, progress: dict[str, Any]) -> None:
+        """Go on counting from what `progress` returned."""
+        history = pd.DataFrame(progress["history"], columns=HISTORY_COLUMNS)
+        self.history = cast("list[dict[str, Any]]", history.to_dict("records"))
+        self._sums = {k: v.to(self.args.device) for k, v in progress["sums"].items()}
+        self._count = progress["count"]
+        self._tokens = progress["tokens"]
+        cast("PairCollator", self.data_collator).tokens = dict(self._tokens)
+
     def history_frame(self) -> pd.DataFrame:
         """Return the history as a tidy frame."""
         return pd.DataFrame(self.history, columns=HISTORY_COLUMNS)
@@ -174,6 +198,7 @@ class PairTrainer(SentenceTransformerTrainer):
             f"Training stopped at step {self.state.global_step + 1}: {', '.join(bad)} not finite. "
             f"Pairs of the batch (pair_id): {pairs}. Lower "
             "training.learning_rate, or set training.precision to fp32."
+            f"{self.last_checkpoint()}"
         )
         raise TrainingError(msg)
 
@@ -193,3 +218,11 @@ class _DevCallback(TrainerCallback):
             control.should_training_stop = True
             # Resumed from here, training would go on for a step before it looks.
             control.should_save = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run has to know of the scores so far."""
+        return self.dev.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.dev.load_state_dict(state)

@@ -46,4 +46,5 @@ def train_model(
         seed=seed,
         dev_tasks=dev_tasks,
         evaluation=evaluation,
+        checkpoint_root=parameters.checkpoints.folder,
     )
