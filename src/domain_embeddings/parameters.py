@@ -206,6 +206,7 @@ class TrainingParameters(Section):
     lora: LoraParameters | None = None
     accumulation: Count = 1
     activation_checkpointing: bool = False
+    gradient_cache: Count | None = None
     chunks: Count = 8
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"

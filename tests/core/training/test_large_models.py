@@ -14,6 +14,7 @@ from transformers import TrainerCallback
 from domain_embeddings.core.encoders.loading import load_encoder
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
+from domain_embeddings.core.training.gradient_cache import at_most
 from domain_embeddings.core.training.objective import Objective
 from domain_embeddings.core.training.train import checkpoint_layers, train, training_arguments
 from domain_embeddings.core.training.trainer import PairTrainer
@@ -173,3 +174,94 @@ def _without_dropout(model, folder) -> str:
     still[0].auto_model.config.attention_probs_dropout_prob = 0.0
     still.save_pretrained(path)
     return path
+
+
+@pytest.mark.parametrize(
+    ("method", "bf16"),
+    [("simcse", False), ("ese", False), ("reze_mic", False), ("reze_mic", True)],
+)
+def test_a_gradient_cache_gives_the_loss_and_gradient_of_the_batch_with_dropout(
+    world, method, bf16
+):
+    model, pairs, relations, shrinkage = world
+    tokenised = tokenise_pairs(model, pairs, SPECS)
+    changes = {"method": method, "layers": [2, 3], "reze_dims": "nested"}
+    plain = Objective(model, WIDTHS, settings(**changes), relations, shrinkage)
+    cached = Objective(model, WIDTHS, settings(**changes, gradient_cache=3), relations, shrinkage)
+    # The same chunks, so that dropout draws the same numbers.
+    collator = PairCollator(model, tokenised, 4, views=method == "simcse", rows=3)
+    batch = collator([{"pair_id": i} for i in range(12)])
+    plain.measure_gradients = cached.measure_gradients = True
+    assert max(len(chunk["input_ids"]) for chunk in batch["chunks"]) == 3
+    inner = model[0].auto_model.encoder.layer[0].intermediate
+    encoder = model[0].auto_model
+    encoder.config.output_hidden_states = True
+    calls: list[int] = []
+    hook = inner.register_forward_pre_hook(lambda *_: calls.append(1))
+    model.train()
+    try:
+        results = []
+        for loss, seed in ((plain, 0), (cached, 0), (cached, 1)):
+            calls.clear()
+            loss.zero_grad()
+            torch.manual_seed(seed)
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                total, parts = loss(batch)
+            total.backward()
+            after = torch.rand(1)
+            results.append((total.item(), gradient(model), len(calls), after, parts))
+    finally:
+        hook.remove()
+        encoder.config.output_hidden_states = False
+        model.eval()
+    (total, expected, once, after, parts), second, third = results
+    assert second[0] == pytest.approx(total, abs=1e-6)
+    torch.testing.assert_close(second[1], expected, atol=1e-6, rtol=1e-5)
+    assert once == len(batch["chunks"])
+    assert second[2] > once
+    assert second[3] == after, "the second pass moves the random numbers of later steps"
+    for name, value in parts.items():
+        torch.testing.assert_close(second[4][name], value, atol=1e-6, rtol=1e-4)
+    assert not torch.allclose(third[1], expected, atol=1e-3), "dropout was off"
+
+
+def test_a_gradient_cache_keeps_the_activations_of_one_chunk_only(world):
+    model, pairs, relations, shrinkage = world
+    kept = {}
+    for rows in (None, 2):
+        parameters = settings(method="mrl", gradient_cache=rows)
+        loss = Objective(model, WIDTHS, parameters, relations, shrinkage)
+        collator = PairCollator(model, tokenise_pairs(model, pairs, SPECS), 1, rows=rows)
+        batch = collator([{"pair_id": i} for i in range(20)])
+        sizes: dict[int, int] = {}
+
+        def count(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        weights = {p.untyped_storage().data_ptr() for p in loss.parameters()}
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            loss(batch)
+        kept[rows] = sum(size for place, size in sizes.items() if place not in weights)
+    assert kept[2] < kept[None] / 5
+
+
+def test_a_gradient_cache_trains_with_everything_else_to_the_same_weights(world):
+    changes = {"layers": [2], "accumulation": 2, "lora": {"rank": 2}, "rotation": {"when": "init"}}
+    plain, _, first = run(world, **changes)
+    # Chunks of more rows than there are stay as they were.
+    model, _, second = run(world, **changes, gradient_cache=100, activation_checkpointing=True)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, plain.state_dict()[name], atol=1e-6, rtol=1e-5)
+    assert first["padding_ratio"] == second["padding_ratio"]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 50, None])
+def test_chunks_are_split_to_a_number_of_rows_and_keep_their_order(rows):
+    parts = [np.arange(7), np.arange(7, 8), np.arange(8, 20)]
+    split = at_most(parts, rows)
+    assert np.concatenate(split).tolist() == list(range(20))
+    assert max(map(len, split)) <= (rows or 12)
+    if rows in (50, None):
+        assert [part.tolist() for part in split] == [part.tolist() for part in parts]

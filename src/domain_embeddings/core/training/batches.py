@@ -17,6 +17,7 @@ from domain_embeddings.core.encoders.batching import (
     tokenise,
 )
 from domain_embeddings.core.encoders.relations import pair_texts
+from domain_embeddings.core.training.gradient_cache import at_most
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -135,9 +136,10 @@ class PairCollator:
     Args:
         model: Supplies the padding rule of its tokenizer.
         pairs: Tokenised pairs.
-        chunks: Largest number of chunks.
+        chunks: Largest number of chunks, unless they are split further.
         views: Pair every distinct text of the batch with itself, in place of the pairs; dropout
             makes two views of it. Mined negatives and labels have no part in that.
+        rows: Most texts of a chunk, or None.
         tokens: Real and padded tokens seen so far, for the padding ratio of the report.
     """
 
@@ -145,6 +147,7 @@ class PairCollator:
     pairs: TokenisedPairs
     chunks: int
     views: bool = False
+    rows: int | None = None
     tokens: dict[str, int] = field(default_factory=lambda: {"real": 0, "padded": 0})
     valid_label_columns: list[str] = field(default_factory=list)
 
@@ -175,7 +178,7 @@ class PairCollator:
             negative_label = np.concatenate([self.pairs.negative_labels[i] for i in ids])
         rows = [self.pairs.rows[i] for i in texts]
         lengths = np.array([len(row["input_ids"]) for row in rows])
-        index = length_sorted_chunks(lengths, self.chunks)
+        index = at_most(length_sorted_chunks(lengths, self.chunks), self.rows)
         self.tokens["real"] += int(lengths.sum())
         self.tokens["padded"] += sum(len(part) * int(lengths[part].max()) for part in index)
         return {

@@ -24,6 +24,7 @@ from domain_embeddings.core.losses.simcse import ViewHead
 from domain_embeddings.core.losses.width_weighting import WidthWeighting
 from domain_embeddings.core.training.batches import Batch
 from domain_embeddings.core.training.distributed import gather_ids, gather_texts
+from domain_embeddings.core.training.gradient_cache import cached
 from domain_embeddings.core.training.gradients import gradient_norms
 from domain_embeddings.core.training.rotation import turn
 from domain_embeddings.core.training.schedule import draw_widths, warmed_up
@@ -142,6 +143,8 @@ def forward_chunks(  # noqa: PLR0913, PLR0917 - the model, its input and what is
     layers: Sequence[int],
     last: int,
     rotation: Tensor | None,
+    *,
+    cache: bool = False,
 ) -> Outputs:
     """Run all texts of a batch through the model once, chunk by chunk.
 
@@ -152,21 +155,26 @@ def forward_chunks(  # noqa: PLR0913, PLR0917 - the model, its input and what is
         layers: Layers whose hidden states are wanted, 1 for the first.
         last: Number of the last layer; its states need no extra memory.
         rotation: U^T of shape (d, d) to bring hidden states into the basis of the embeddings.
+        cache: Keep the activations of one chunk at a time only (`gradient_cache`).
 
     Returns:
         Embeddings in text order and hidden states in chunk order.
     """
-    embeddings, masks, lowest = [], [], []
-    bottom = min(layers, default=last)
-    hidden: list[list[Tensor]] = [[] for _ in layers]
-    for chunk, inputs in zip(batch["chunks"], tokens(batch["chunks"]), strict=True):
-        features = model(inputs)
-        embeddings.append(features["sentence_embedding"])
-        masks.append(chunk["attention_mask"])
-        lowest.append(_states(features, bottom, last))
-        for states, layer in zip(hidden, layers, strict=True):
-            source = _states(features, layer, last)
-            states.append(source if rotation is None else _rotate(source, rotation))
+
+    def encode(inputs: dict[str, Tensor]) -> list[Tensor]:
+        # A copy: every module writes its result into what it is given.
+        features = model(dict(inputs))
+        states = [_states(features, layer, last) for layer in layers]
+        if rotation is not None:
+            states = [_rotate(state, rotation) for state in states]
+        lowest = _states(features, min(layers, default=last), last)
+        return [features["sentence_embedding"], lowest, *states]
+
+    results = [
+        cached(encode, inputs) if cache else encode(inputs) for inputs in tokens(batch["chunks"])
+    ]
+    embeddings, lowest, *hidden = [list(parts) for parts in zip(*results, strict=True)]
+    masks = [chunk["attention_mask"] for chunk in batch["chunks"]]
     return Outputs(torch.cat(embeddings)[batch["inverse"]], hidden, masks, lowest)
 
 
@@ -279,7 +287,13 @@ class Objective(nn.Module):
             number of masked candidates among them.
         """
         outputs = forward_chunks(
-            self.model, self.tokens, batch, self.layers, self.last, self.rotation
+            self.model,
+            self.tokens,
+            batch,
+            self.layers,
+            self.last,
+            self.rotation,
+            cache=self.settings.gradient_cache is not None,
         )
         # With several workers, everything about embeddings sees the batches of all of them.
         embeddings, whole = gather_texts(outputs.embeddings, batch), gather_ids(batch)

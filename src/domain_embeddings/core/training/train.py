@@ -127,7 +127,9 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
     objective = Objective(model, nested, parameters, relation_vectors, start, seed=seed)
     tokenised = tokenise_pairs(model, pairs, task_specs)
     _require_untruncated(tokenised.truncated, parameters.max_truncated)
-    collator = PairCollator(model, tokenised, parameters.chunks, recipe(parameters).views)
+    collator = PairCollator(
+        model, tokenised, parameters.chunks, recipe(parameters).views, parameters.gradient_cache
+    )
     with tempfile.TemporaryDirectory(prefix="domain_embeddings_") as folder:
         arguments = training_arguments(parameters, seed, folder)
         data = data_parts(tokenised, relation_vectors, shrinkage)
