@@ -232,6 +232,8 @@ class TrainingParameters(Section):
             "chunks: 1 (every worker has to call a shared model equally often)": self.chunks != 1,
             "lora: null (adapters are small enough for every worker)": self.lora is not None,
             "dev.every: null (no worker holds the weights to score)": self.dev.every is not None,
+            "gradient_cache: null (every part of a batch would call it again)": self.gradient_cache
+            is not None,
         }
         missing = [reason for reason, missed in reasons.items() if missed]
         if missing:

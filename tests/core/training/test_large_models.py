@@ -265,3 +265,8 @@ def test_chunks_are_split_to_a_number_of_rows_and_keep_their_order(rows):
     assert max(map(len, split)) <= (rows or 12)
     if rows in (50, None):
         assert [part.tolist() for part in split] == [part.tolist() for part in parts]
+
+
+def test_a_gradient_cache_does_not_go_with_shared_weights():
+    with pytest.raises(ValueError, match=r"launch\.fsdp: needs .*gradient_cache: null"):
+        settings(gradient_cache=8, chunks=1, launch={"processes": 2, "fsdp": True})
