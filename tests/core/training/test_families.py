@@ -60,7 +60,8 @@ def texts_of(world) -> list[str]:
 
 def test_the_chunks_are_the_single_padded_forward_in_loss_and_gradient(world):
     model, _, relations, shrinkage = world
-    loss = Objective(model.eval(), WIDTHS, settings(method="reze_mic"), relations, shrinkage)
+    parameters = settings(method="reze_mic", weights="equal")
+    loss = Objective(model.eval(), WIDTHS, parameters, relations, shrinkage)
     config = model[0].auto_model.config
     config.output_hidden_states = True
     try:
