@@ -204,7 +204,8 @@ class Objective(nn.Module):
 
     Attributes:
         step: Optimiser steps done so far; whoever trains keeps it up to date.
-        measure_gradients: Whether the components hold the gradient norm of every term.
+        measure_gradients: Whether the components hold the gradient norm of every term; with a
+            gradient cache they never do.
 
     Source:
         docs/method.md, sections 2 to 5.
@@ -354,7 +355,9 @@ class Objective(nn.Module):
             total = total + rise * self.alpha * distance
             components["reze"] = distance
             terms["reze"] = self.alpha * distance
-        if self.measure_gradients:
+        # A slope that ends at hidden states leaves what was encoded again for it in memory, once
+        # for every term and chunk.
+        if self.measure_gradients and p.gradient_cache is None:
             components |= gradient_norms(terms, outputs.lowest)
         return total, {"loss": total.detach(), **{k: v.detach() for k, v in components.items()}}
 
