@@ -33,6 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 TRAININGS = {
+    "killed": {"method": "mrl", "steps": 30, "checkpoints": {"every": 5}},
     "apart": {"method": "reze_mic", "rotation": {"when": "init"}},
     "accumulated": {"method": "mrl", "accumulation": 2, "rotation": {"when": "final"}},
     "sharded": {

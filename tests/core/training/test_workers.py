@@ -4,9 +4,12 @@ import contextlib
 import socket
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 import torch
 import torch.multiprocessing
@@ -15,6 +18,7 @@ from workers_world import (
     METHODS,
     SPECS,
     TRAININGS,
+    WIDTHS,
     losses_and_gradients,
     make_job,
     trained,
@@ -25,20 +29,21 @@ from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.encoders.loading import describe
 from domain_embeddings.core.encoders.relations import relation_vectors
 from domain_embeddings.core.encoders.sharded import relation_vectors_on_workers
+from domain_embeddings.core.errors import TrainingError
 from domain_embeddings.core.training.job import read_job, write_job
-from domain_embeddings.core.training.launch import run_workers, torchrun
-from domain_embeddings.core.training.trainer import TrainingError
+from domain_embeddings.core.training.launch import run_workers, torchrun, train_on_workers
 from domain_embeddings.parameters import LaunchParameters, RezeParameters, TrainingParameters
 from domain_embeddings.pipelines.reze.nodes import accumulate_moments
 
 HALVES = (range(BATCH // 2), range(BATCH // 2, BATCH))
 
 
-def run(function, job, **changes):
+def run(function, job, checkpoint_root=None, **changes):
     settings = {**job.settings["parameters"], **changes}
     return function(
         job.model, job.pairs, SPECS, job.bundles["relation_vectors"], job.bundles["shrinkage"],
         parameters=TrainingParameters(**settings), widths=job.settings["widths"], seed=0,
+        checkpoint_root=checkpoint_root,
     )  # fmt: skip
 
 
@@ -56,6 +61,16 @@ def other_host(folder):
         assert host.wait(60) == 0
     finally:
         host.kill()
+
+
+def kill_worker(number, root, killed):
+    """Kill a worker of this process as soon as there is a checkpoint."""
+    while not list(root.glob("*/step-*[0-9]")):
+        time.sleep(0.01)
+    for child in psutil.Process().children():
+        if child.environ().get("RANK") == str(number):
+            child.kill()
+            killed.append(child.pid)
 
 
 def weights(model) -> torch.Tensor:
@@ -104,13 +119,34 @@ def test_rows_of_all_workers_carry_the_slopes_of_all_workers(met):
         assert found["total.slope"] == 2 * (1 + 2) * (1 + 2)
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("name", [name for name in TRAININGS if name != "killed"])
 def test_two_workers_end_where_one_with_twice_the_batch_ends(met, name, tmp_path):
     found = met[1][0][f"trained.{name}"]
     job = make_job(tmp_path)
     changes = {**TRAININGS[name], "launch": {}, "batch_size": BATCH}
     np.testing.assert_allclose(found, trained(job, **changes), atol=1e-3)
     assert np.abs(found - job.model.encode(list(job.pairs["anchor"]))).max() > 1e-2
+
+
+def test_a_killed_worker_is_started_again_and_training_goes_on(met, tmp_path):
+    job = make_job(tmp_path)
+    before = weights(job.model).clone()
+    killed = []
+    killer = threading.Thread(target=kill_worker, args=(1, tmp_path / "root", killed), daemon=True)
+    killer.start()
+    model, history, report = run(
+        train_on_workers, job, checkpoint_root=tmp_path / "root",
+        **TRAININGS["killed"], launch={"processes": 2, "restarts": 1},
+    )  # fmt: skip
+    assert killed
+    assert report["resumed_from_step"] >= 5
+    assert sorted(history["step"].unique()) == list(range(2, 31, 2))
+    found = met[1][0]["trained.killed"]
+    np.testing.assert_allclose(model.encode(list(job.pairs["anchor"])), found, atol=1e-5)
+    assert torch.equal(weights(job.model), before), "the reference model was changed"
+    assert (report["workers"], report["effective_batch"]) == (2, BATCH)
+    assert model.trained_widths == WIDTHS
+    assert model.provenance == {}
 
 
 def test_the_error_of_a_worker_arrives_as_it_is_and_is_not_tried_again(tmp_path):

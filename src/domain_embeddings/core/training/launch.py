@@ -25,10 +25,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 import domain_embeddings
 from domain_embeddings.core import errors
 from domain_embeddings.core.encoders.loading import load_encoder, read_widths
-from domain_embeddings.core.errors import ParameterError, UserError
+from domain_embeddings.core.errors import ParameterError, TrainingError, UserError
 from domain_embeddings.core.training.job import JOB_FILE, Job, write_job
 from domain_embeddings.core.training.train import resolve_device
-from domain_embeddings.core.training.trainer import TrainingError
 from domain_embeddings.core.training.worker import ERROR_FILE, RESULT
 
 if TYPE_CHECKING:
@@ -246,8 +245,7 @@ def _error_of(folder: Path, failed: ChildFailedError, launch: LaunchParameters) 
     path = folder / ERROR_FILE
     if path.is_file():
         content = json.loads(path.read_text(encoding="utf-8"))
-        known: Any = {"TrainingError": TrainingError}.get(content["type"])
-        kind = known or getattr(errors, content["type"], UserError)
+        kind = getattr(errors, content["type"], UserError)
         return kind(content["message"])
     rank, failure = failed.get_first_failure()
     said: Any = failure.message
