@@ -221,7 +221,7 @@ def test_a_stage_without_its_inputs_names_all_of_them_and_who_makes_them(project
     message = refused(project, "--pipelines=training")
     for name in ("training_pairs", "task_specs", "relation_vectors", "shrinkage"):
         assert name in message
-    assert "--pipelines=relations,reze,ingestion,curation" in message
+    assert "--pipelines=ingestion,curation,relations,reze" in message
     assert project.mlflow_runs() == []
 
 

@@ -111,12 +111,11 @@ def _require_inputs(pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         return
     from domain_embeddings.pipeline_registry import STAGES
 
-    makers = {
-        output: stage.__name__.rpartition(".")[2]
+    stages = [
+        stage.__name__.rpartition(".")[2]
         for stage in STAGES
-        for output in stage.create_pipeline().all_outputs()
-    }
-    stages = dict.fromkeys(makers[name] for name in missing if name in makers)
+        if stage.create_pipeline().all_outputs() & set(missing)
+    ]
     msg = (
         f"{', '.join(missing)}: not there in the version asked for. Run first what makes it: "
         f"--pipelines={','.join(stages)}, or everything: --pipelines=domain_adapt"
