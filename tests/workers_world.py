@@ -27,6 +27,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "mic_fixed_tau": {"method": "mic", "tau": 0.02, "lambda_var": 1.0},
     "reze_mic": {"method": "reze_mic", "reze_dims": "nested"},
     "ese": {"method": "ese"},
+    "cached": {"method": "mic", "gradient_cache": 4},
     "options": {
         "method": "mic", "symmetric": True, "weights": "dynamic", "widths_per_step": 2,
         "mapping": "pairs", "layers": [1, 1, 2, 2],

@@ -54,8 +54,8 @@ def other_host(folder):
         probe.bind(("localhost", 0))
         endpoint = f"localhost:{probe.getsockname()[1]}"
     launch = LaunchParameters(restarts=0, hosts=2, endpoint=endpoint, folder=str(folder))
-    _, *arguments = torchrun(folder, launch)
-    host = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", *arguments])
+    env, fresh, _, *arguments = torchrun(folder, launch)
+    host = subprocess.Popen([env, fresh, sys.executable, "-m", "torch.distributed.run", *arguments])
     try:
         yield launch
         assert host.wait(60) == 0

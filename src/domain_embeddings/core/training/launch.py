@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WORKER = "domain_embeddings.core.training.worker"
+# Otherwise workers that are started again may find the addresses of dead ones in the agent's store.
+FRESH_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 MESSAGE_LINES = 12
 
 
@@ -170,7 +172,7 @@ def run_workers(folder: Path, launch: LaunchParameters, device: str) -> None:
             shlex.join(torchrun(folder, launch)),
         )
     try:
-        with _own_signals(), _findable_package():
+        with _own_signals(), _environment():
             elastic_launch(_config(folder, launch), sys.executable)("-m", WORKER, str(folder))
     except ChildFailedError as failed:
         raise _error_of(folder, failed, launch) from None
@@ -179,6 +181,8 @@ def run_workers(folder: Path, launch: LaunchParameters, device: str) -> None:
 def torchrun(folder: Path, launch: LaunchParameters) -> list[str]:
     """Return what a person runs on another host to join in."""
     return [
+        "env",
+        f"{FRESH_STORE}=1",
         "torchrun",
         f"--nnodes={launch.hosts}",
         f"--nproc-per-node={launch.processes}",
@@ -227,17 +231,20 @@ def _own_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _findable_package() -> Iterator[None]:
-    """Let workers import the package that this process has imported."""
-    before = os.environ.get("PYTHONPATH")
+def _environment() -> Iterator[None]:
+    """Let workers import the package that this process has imported, and start with no memory."""
     root = str(Path(domain_embeddings.__file__).parents[1])
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, before]))
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    changes = {"PYTHONPATH": path, FRESH_STORE: "1"}
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
     try:
         yield
     finally:
-        os.environ.pop("PYTHONPATH")
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _error_of(folder: Path, failed: ChildFailedError, launch: LaunchParameters) -> UserError:
