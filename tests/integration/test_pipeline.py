@@ -199,31 +199,44 @@ def test_a_run_that_failed_in_training_is_resumed_as_kedro_suggests(finished, tm
     assert [run.info.status for run in project.mlflow_runs()] == ["FAILED", "FINISHED"]
 
 
-def test_a_run_killed_in_training_goes_on_from_there_to_the_same_model(finished, tmp_path):
-    project = make_project(tmp_path / "project")
-    process = project.start(
-        KEDRO, "run", "--env=test", "--params=training.steps=1000000,training.scheduler=constant"
-    )
+def test_a_run_killed_in_training_goes_on_from_its_checkpoint_to_the_same_model(finished, tmp_path):
+    options = "training.steps=60,training.checkpoints.every=2"
+    whole, project = (finished.project.copy(tmp_path / name) for name in ("whole", "killed"))
+    arguments = ["--from-nodes=train_model", "--to-nodes=train_model"]
+    result = whole.run(*arguments, f"--params={options},training.checkpoints.every=null")
+    assert result.exit_code == 0, result.output
+    root = project.folder / DATA / "06_models/checkpoints"
+    process = project.start(KEDRO, "run", "--env=test", *arguments, f"--params={options}")
     try:
         deadline = time.monotonic() + 120
-        while not project.versions(PLACES["eigen_spectrum"]):
+        while not any(root.glob("*/step-*[0-9]")):
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < deadline
-            time.sleep(0.2)
-        time.sleep(1)
+            time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     finally:
         process.kill()
         process.communicate()
     assert process.returncode == -signal.SIGKILL
-    assert project.versions(MODEL) == []
-    result = project.run("--from-nodes=train_model", "--to-nodes=train_model")
+    assert project.versions(MODEL) == [finished.version]
+    result = project.run(*arguments, f"--params={options}")
     assert result.exit_code == 0, result.output
-    weights = [
-        p.path(MODEL, p.versions(MODEL)[0]) / "model.safetensors"
-        for p in (project, finished.project)
-    ]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
+    report, first = (
+        json.loads(p.path(PLACES["training_report"], p.versions(MODEL)[-1]).read_text("utf-8"))
+        for p in (project, whole)
+    )
+    assert report["resumed_from_step"] > 0 == first["resumed_from_step"]
+    weights, history = (
+        [read(p, p.versions(MODEL)[-1]) for p in (project, whole)]
+        for read in (
+            lambda p, v: (p.path(MODEL, v) / "model.safetensors").read_bytes(),
+            lambda p, v: p.frame(HISTORY, v),
+        )
+    )
+    assert weights[0] == weights[1]
+    pd.testing.assert_frame_equal(*history, check_exact=True)
+    # All of it is in the catalog, so nothing is left to resume.
+    assert list(root.iterdir()) == []
 
 
 # ---------------------------------------------------------------------------------- tracking

@@ -11,6 +11,7 @@ from tiny_training import SPECS, make_pairs, make_world
 
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.training.dev import DevScorer, DevSelection
+from domain_embeddings.core.training.objective import Objective
 from domain_embeddings.core.training.rotation import rotate_end
 from domain_embeddings.core.training.train import train
 from domain_embeddings.parameters import (
@@ -57,11 +58,11 @@ def settings(**changes) -> TrainingParameters:
     return TrainingParameters(**{**values, **changes})
 
 
-def run(world, dev_tasks, **changes):
+def run(world, dev_tasks, root=None, **changes):
     model, pairs, relations, shrinkage = world
     return train(
         model, pairs, specs(), relations, shrinkage, parameters=settings(**changes), widths=WIDTHS,
-        seed=0, dev_tasks=dev_tasks, evaluation=EVALUATION,
+        seed=0, dev_tasks=dev_tasks, evaluation=EVALUATION, checkpoint_root=root,
     )  # fmt: skip
 
 
@@ -96,6 +97,29 @@ def test_scoring_does_not_disturb_training(world, dev_tasks, monkeypatch, precis
     assert torch.equal(weights(plain), weights(scored))
     own = longer[~longer["component"].str.startswith("dev_")].reset_index(drop=True)
     assert own.equals(history)
+
+
+def test_the_best_weights_outlive_an_interruption(world, dev_tasks, monkeypatch, tmp_path):
+    options = {"steps": 7, "dev": {"every": 2}, "checkpoints": {"every": 5}}
+    scripted(monkeypatch, [0.3, 0.6, 0.5, 0.4])
+    whole, history, expected = run(world, dev_tasks, **options)
+    scripted(monkeypatch, [0.3, 0.6, 0.5, 0.4])
+    original = Objective.forward
+
+    def interrupted(self, batch):
+        if self.step == 5:
+            raise KeyboardInterrupt
+        return original(self, batch)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Objective, "forward", interrupted)
+        run(world, dev_tasks, tmp_path, **options)
+    # The weights of step 4 are nowhere but in the checkpoint of step 5 by now.
+    model, rows, report = run(world, dev_tasks, tmp_path, **options)
+    assert (report["resumed_from_step"], report["dev"]["best_step"]) == (5, 4)
+    assert report["dev"] == expected["dev"]
+    assert torch.equal(weights(model), weights(whole))
+    assert rows.equals(history)
 
 
 def test_the_best_weights_are_returned_and_the_report_names_them(world, dev_tasks, monkeypatch):
