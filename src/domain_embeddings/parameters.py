@@ -329,7 +329,7 @@ class Parameters(Section):
         if isinstance(training.weights, list) and len(training.weights) - count not in (0, 1):
             problems.append(
                 f"training.weights: needs one weight per width ({count}), got "
-                f"{len(training.weights)}; allowed: equal, dynamic, or such a list"
+                f"{len(training.weights)}; allowed: full, equal, dynamic, or such a list"
             )
         pairs = training.mapping == "pairs" and isinstance(training.layers, list)
         if pairs and len(training.layers) - count not in (0, 1):
@@ -369,20 +369,21 @@ def check_parameters(raw: dict[str, Any]) -> Parameters:
 
 def _describe(detail: Any) -> str:
     """Render one pydantic error as 'key: message (got value)'."""
-    key = ".".join(str(part) for part in detail["loc"])
+    # Brackets are in the names of types only, which a value may have been meant to be.
+    key = ".".join(str(part) for part in detail["loc"] if "[" not in str(part))
     if detail["type"] == "extra_forbidden":
         return f"  {key}: unknown parameter{_known(detail['loc'])}"
-    if not key:
-        return f"  {detail['msg'].removeprefix('Value error, ')}"
-    return f"  {key}: {detail['msg']} (got {detail['input']!r})"
+    said = detail["msg"].removeprefix("Value error, ")
+    return f"  {key}: {said} (got {detail['input']!r})" if key else f"  {said}"
 
 
 def _known(location: tuple[Any, ...]) -> str:
     """List the keys that are allowed beside an unknown one."""
     model: Any = Parameters
     for part in location[:-1]:
-        field = model.model_fields.get(part)
-        model = getattr(field, "annotation", None)
+        annotation = getattr(model.model_fields.get(part), "annotation", None)
+        # A section that may be null is one of the types of a union.
+        model = next((kind for kind in get_args(annotation) if isinstance(kind, type)), annotation)
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             return ""
     return f"; allowed: {', '.join(model.model_fields)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -138,6 +139,19 @@ def test_all_parameter_errors_are_listed_at_once_with_allowed_values():
         "training.widths_per_step: 9 of 6 widths",
     ):
         assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({"lora": {"ranks": 3}}, "training.lora.ranks: unknown parameter; allowed: rank, alpha"),
+        ({"rotation": {"when": "none", "centre": True}}, "training.rotation: centre needs"),
+        ({"weights": "ful"}, "training.weights: Input should be 'equal', 'full'"),
+    ],
+)
+def test_a_parameter_error_begins_with_the_key_as_it_is_written(training, message):
+    with pytest.raises(ParameterError, match=re.escape(message)):
+        check_parameters({"training": training})
 
 
 def test_an_environment_leaves_the_rest_of_a_section_alone(tmp_path):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 
 import numpy as np
 import pytest
@@ -58,11 +59,11 @@ def settings(**changes) -> TrainingParameters:
     return TrainingParameters(**{**values, **changes})
 
 
-def run(world, dev_tasks, root=None, **changes):
+def run(world, dev_tasks, root=None, task_specs=None, evaluation=EVALUATION, **changes):
     model, pairs, relations, shrinkage = world
     return train(
-        model, pairs, specs(), relations, shrinkage, parameters=settings(**changes), widths=WIDTHS,
-        seed=0, dev_tasks=dev_tasks, evaluation=EVALUATION, checkpoint_root=root,
+        model, pairs, task_specs or specs(), relations, shrinkage, parameters=settings(**changes),
+        widths=WIDTHS, seed=0, dev_tasks=dev_tasks, evaluation=evaluation, checkpoint_root=root,
     )  # fmt: skip
 
 
@@ -144,6 +145,41 @@ def test_training_stops_when_it_does_not_get_better(world, dev_tasks, monkeypatc
     assert (report["dev"]["best_step"], report["dev"]["stopped_at"], report["steps"]) == (2, 4, 4)
     assert history["step"].max() == 4
     assert sum(source["drawn"] for source in report["sampling"]) == 4 * 12
+
+
+SAVED = {"steps": 5, "dev": {"every": 2, "patience": 3}, "checkpoints": {"every": 2}}
+
+
+@pytest.fixture(scope="module")
+def interrupted(world, dev_tasks, tmp_path_factory):
+    """Return checkpoints of a training that failed when it was scored for the third time."""
+    root = tmp_path_factory.mktemp("interrupted")
+    with pytest.MonkeyPatch.context() as patch:
+        scripted(patch, [0.9, 0.5])
+        with pytest.raises(IndexError):
+            run(world, dev_tasks, root, **SAVED)
+    return root
+
+
+@pytest.mark.parametrize("changed", ["evaluation", "rows", "prompts", "settings"])
+def test_what_changes_the_scores_is_another_training(  # noqa: PLR0917
+    world, dev_tasks, interrupted, monkeypatch, tmp_path, changed
+):
+    root = shutil.copytree(interrupted, tmp_path / "checkpoints")
+    rows, task_specs, options = dev_tasks, specs(), dict(SAVED)
+    evaluation = EVALUATION
+    if changed == "evaluation":
+        probe = {"samples_per_label": 3, "experiments": 2}
+        evaluation = EvaluationParameters(**{**EVALUATION.model_dump(), "classification": probe})
+    elif changed == "rows":
+        rows = dev_tasks.iloc[1:]
+    elif changed == "prompts":
+        task_specs[-1] = {**task_specs[-1], "prompts": {"query": "fast "}}
+    else:
+        options["dev"] = {"every": 2, "patience": 2}
+    scripted(monkeypatch, [0.9, 0.9, 0.9])
+    *_, report = run(world, rows, root, task_specs, evaluation, **options)
+    assert report["resumed_from_step"] == 0
 
 
 def test_adapters_are_put_back_before_they_are_merged(world, dev_tasks, monkeypatch):
@@ -236,7 +272,7 @@ def tiny(value: float) -> torch.nn.Linear:
 def test_scores_without_dev_tasks_or_at_widths_that_are_not_there_are_refused(world, dev_tasks):
     with pytest.raises(ParameterError, match=r"training\.dev\.every: 1 .*dev_tasks is empty"):
         run(world, dev_tasks.iloc[:0], dev={"every": 1})
-    with pytest.raises(ParameterError, match=r"\[64\] exceed the width.*training\.dev.*32"):
+    with pytest.raises(ParameterError, match=r"training\.dev\.widths: \[64\].*1 to 32"):
         run(world, dev_tasks, dev={"every": 1, "widths": [8, 64]})
 
 

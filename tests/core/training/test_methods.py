@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from tiny_models import tiny_sentence_transformer
 from tiny_training import SPECS, make_pairs, make_world
 
+from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.losses.espresso import EspressoLoss
 from domain_embeddings.core.losses.info_nce import nested_info_nce
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
@@ -99,6 +102,17 @@ def _views(world, rows=12):
     pairs = world[1].iloc[:rows]
     anchors = np.where(pairs["task"] == "faq", "fast ", "") + pairs["anchor"].to_numpy()
     return list(dict.fromkeys([*anchors, *pairs["positive"]]))
+
+
+def test_simcse_without_dropout_is_refused_and_adapters_may_bring_it(world):
+    undropped = copy.deepcopy(world[0])
+    for module in undropped.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    other = (undropped, *world[1:])
+    with pytest.raises(ParameterError, match=r"training\.method: simcse .* by dropout.*allowed: "):
+        run(other, method="simcse", rotation={"when": "none"})
+    run(other, method="simcse", rotation={"when": "none"}, lora={"rank": 2, "dropout": 0.5})
 
 
 def test_the_head_of_simcse_is_trained(world, monkeypatch):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.losses.nesting import full_precision, no_autocast
 
 
@@ -37,3 +41,31 @@ class ViewHead(nn.Module):
         with no_autocast(embeddings):
             x = full_precision(embeddings) * self.scale
             return torch.tanh(self.linear(x.to(self.linear.weight.dtype)))
+
+
+def require_dropout(model: nn.Module, inputs: Mapping[str, Any]) -> None:
+    """Refuse a model that gives the same embedding twice while it trains: there are no two views.
+
+    Measured, because backbones name their dropout in different ways, and some that have it set it
+    to 0. Random states and the mode of the model are as before.
+
+    Args:
+        model: The encoder, adapters included.
+        inputs: Its input, on its device.
+
+    Raises:
+        ParameterError: Naming what to choose instead.
+    """
+    mode = model.training
+    model.train()
+    try:
+        with torch.random.fork_rng(), torch.no_grad():
+            first, second = (model(dict(inputs))["sentence_embedding"] for _ in range(2))
+    finally:
+        model.train(mode)
+    if torch.equal(first, second):
+        msg = (
+            "training.method: simcse tells two views of a text apart by dropout, and this model "
+            "has none; allowed: another method, or training.lora with a dropout above 0"
+        )
+        raise ParameterError(msg)

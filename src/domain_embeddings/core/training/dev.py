@@ -17,13 +17,13 @@ from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.encoders.bank import EmbeddingBank
 from domain_embeddings.core.encoders.prefix import prefix
 from domain_embeddings.core.encoders.rotation import fit_rotation
+from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.evaluation.embed import ROLES, embed
 from domain_embeddings.core.evaluation.sampling import lookup_items, pair_items
 from domain_embeddings.core.evaluation.scores import (
     AS_IS,
     MEAN_TASK,
     SweepSettings,
-    check_widths,
     sweep,
 )
 from domain_embeddings.core.evaluation.tasks import (
@@ -100,7 +100,10 @@ class DevScorer:
             DataError: A task cannot be scored.
         """
         scored = list(parameters.dev.widths or widths)
-        check_widths(scored, widths[-1], "training.dev")
+        wider = [width for width in scored if width > widths[-1]]
+        if wider:
+            msg = f"training.dev.widths: {wider} wider than the model; allowed: 1 to {widths[-1]}"
+            raise ParameterError(msg)
         rotated = parameters.rotation.when in ("final", "both")
         count = min(len(pairs), ROTATION_PAIRS) if rotated else 0
         present = set(dev_tasks["task"])

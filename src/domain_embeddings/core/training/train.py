@@ -16,11 +16,13 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 
 from domain_embeddings.core.bundle import Bundle, require_same
 from domain_embeddings.core.encoders.adapters import add_adapters, count_parameters, merge_adapters
+from domain_embeddings.core.encoders.batching import pad_rows
 from domain_embeddings.core.encoders.interpolation import interpolate
 from domain_embeddings.core.encoders.loading import backbone, describe, transformer_layers
 from domain_embeddings.core.encoders.relations import pair_table_hash, pair_texts
 from domain_embeddings.core.encoders.widths import nested_widths
 from domain_embeddings.core.errors import ParameterError, TrainingError
+from domain_embeddings.core.losses.simcse import require_dropout
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
 from domain_embeddings.core.training.dev import WRAPPERS, DevScorer, DevSelection
 from domain_embeddings.core.training.distributed import (
@@ -46,6 +48,7 @@ from domain_embeddings.core.training.trainer import HISTORY_COLUMNS, PairTrainer
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+    from domain_embeddings.core.training.batches import TokenisedPairs
     from domain_embeddings.parameters import EvaluationParameters, TrainingParameters
 
 PROVENANCE_KEYS = ("model", "weight_hash", "pooling", "prompts", "max_length", "width")
@@ -97,9 +100,8 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         **describe(reference_model),
         "pair_table_hash": pair_table_hash(pairs["task"], *texts),
     }
-    keys = (*PROVENANCE_KEYS, "pair_table_hash")
-    require_same(header, relation_vectors.header, keys)
-    require_same(header, shrinkage.header, keys)
+    for stored in (relation_vectors, shrinkage):
+        require_same(header, stored.header, (*PROVENANCE_KEYS, "pair_table_hash"))
     nested = nested_widths(widths, header["width"])
     model = _copy(reference_model)
     model.trained_widths = []
@@ -127,6 +129,7 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
     objective = Objective(model, nested, parameters, relation_vectors, start, seed=seed)
     tokenised = tokenise_pairs(model, pairs, task_specs)
     _require_untruncated(tokenised.truncated, parameters.max_truncated)
+    _require_views(model, tokenised, parameters)
     collator = PairCollator(
         model, tokenised, parameters.chunks, recipe(parameters).views, parameters.gradient_cache
     )
@@ -138,7 +141,7 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         data = data_parts(tokenised, relation_vectors, shrinkage)
         data |= {"seed": seed, "widths": nested, "header": header, "epoch": sampler.order(0)}
         if dev is not None and dev_tasks is not None:
-            data["dev"] = [dev_tasks.astype(str).to_dict("list"), repr(evaluation)]
+            data["dev"] = [dev_tasks.astype(str).to_dict("list"), repr(evaluation), task_specs]
         trainer = PairTrainer(
             model=model,
             args=arguments,
@@ -150,9 +153,9 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
             checkpoints=find_checkpoints(checkpoint_root, parameters, arguments, data),
         )
         if parameters.launch.fsdp and workers() > 1:
-            costs, model = _run_sharded(trainer, model, parameters)
+            seconds, model = _run_sharded(trainer, model, parameters)
         else:
-            costs = _run(trainer, model, parameters)
+            seconds = _run(trainer, model, parameters)
     if dev is not None:
         dev.restore(model)
     trained, total = count_parameters(objective)
@@ -161,6 +164,7 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
     if parameters.rotation.when in ("final", "both") and worker() == 0:
         rotate_end(model, pairs, task_specs, parameters.rotation, seed)
     sampling = sampler.report(trainer.state.global_step, parameters.accumulation)
+    drawn = sum(source["drawn"] for source in sampling)
     report = {
         "method": parameters.method,
         "widths": nested,
@@ -173,11 +177,14 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         "effective_batch": sampler.block,
         "steps": trainer.state.global_step,
         "accumulation": parameters.accumulation,
-        "epochs": sum(source["drawn"] for source in sampling) / len(sampler),
+        "epochs": drawn / len(sampler),
         "sampling": sampling,
         "dev": None if dev is None else dev.report(),
         "seed": seed,
-        **costs,
+        "train_seconds": seconds,
+        # The trainer's own figure takes every planned step for one of this process, which is wrong
+        # for a run that was resumed or that stopped early.
+        "pairs_per_s": drawn / seconds,
         "peak_memory_mib": peak_memory_mib(),
         **peak_gpu_memory(model.device),
         "precision": "bf16" if trainer.args.bf16 else "fp32",
@@ -367,13 +374,24 @@ def _require_untruncated(truncated: Mapping[str, float], allowed: float) -> None
         raise ParameterError(msg)
 
 
-def _run(
-    trainer: PairTrainer, model: SentenceTransformer, parameters: TrainingParameters
-) -> dict[str, float]:
+def _require_views(
+    model: SentenceTransformer, tokenised: TokenisedPairs, parameters: TrainingParameters
+) -> None:
+    """Refuse a method that needs dropout where there is none."""
+    # The dropout of an adapter does not show before the first step, where its B is 0.
+    if recipe(parameters).views and not (parameters.lora and parameters.lora.dropout):
+        some = pad_rows(model, tokenised.rows[:2])
+        require_dropout(model, {name: field.to(model.device) for name, field in some.items()})
+
+
+def _run(trainer: PairTrainer, model: SentenceTransformer, parameters: TrainingParameters) -> float:
     """Train, and leave the model as it was configured whatever happens.
 
     For mixed precision the trainer puts a wrapper in the place of ``model.forward`` and leaves it
     there; without it the model embeds in full precision again, as it will after it was saved.
+
+    Returns:
+        Seconds of training, those before an interruption included.
     """
     encoder = backbone(model)
     config = encoder.config
@@ -399,11 +417,7 @@ def _run(
             encoder.activation_checkpointing_disable()
         for name in WRAPPERS:
             vars(model).pop(name, None)
-    return {
-        "train_seconds": trainer.seconds_before + metrics["train_runtime"],
-        # The trainer counts the split batch once for every worker.
-        "pairs_per_s": metrics["train_samples_per_second"] / workers(),
-    }
+    return trainer.seconds_before + float(metrics["train_runtime"])
 
 
 def checkpoint_layers(encoder: Any) -> None:
@@ -427,21 +441,21 @@ def checkpoint_layers(encoder: Any) -> None:
 
 def _run_sharded(
     trainer: PairTrainer, model: Any, parameters: TrainingParameters
-) -> tuple[dict[str, float], Any]:
+) -> tuple[float, Any]:
     """Train a model whose weights are spread over the workers.
 
     Returns:
-        What it cost, and on the first worker the whole model; on the others it is as before.
+        Seconds of training, and on the first worker the whole model; on the others it is as before.
     """
     whole = copy.deepcopy(model).cpu()
     # Tokens are embedded inside of the model: outside of it the table is in pieces.
     trainer.pair_objective.tokens.shared = False
     shard(model, transformer_layers(model))
-    costs = _run(trainer, model, parameters)
+    seconds = _run(trainer, model, parameters)
     weights = whole_weights(model)
     if worker() == 0:
         whole.load_state_dict(weights)
-    return costs, whole.to(model.device)
+    return seconds, whole.to(model.device)
 
 
 def _out_of_memory(
