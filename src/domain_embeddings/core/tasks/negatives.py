@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from domain_embeddings.core.bundle import Bundle, require_same
+from domain_embeddings.core.encoders.prefix import prefix
 from domain_embeddings.core.tasks.normalise import comparison_key
 
 if TYPE_CHECKING:
@@ -154,8 +155,9 @@ class _StoredEncoder:
         self.candidates = rows.drop_duplicates("positive")
         self.dropped: Counter[str] = Counter()
         width = vectors.shape[1] // 2
-        self._queries = _unit(vectors[self.anchors["pair_id"].to_numpy()][:, :width])
-        self._documents = _unit(vectors[self.candidates["pair_id"].to_numpy()][:, width:])
+        # Normalised anew: stored halves may be rounded to float16.
+        self._queries = prefix(vectors[self.anchors["pair_id"].to_numpy()][:, :width], width)
+        self._documents = prefix(vectors[self.candidates["pair_id"].to_numpy()][:, width:], width)
         self._query_place = {text: i for i, text in enumerate(self.anchors["anchor"])}
         self._document_place = {text: i for i, text in enumerate(self.candidates["positive"])}
         self._partners = partners
@@ -241,12 +243,6 @@ class _StoredEncoder:
         if margin.relative is not None:
             limits.append(positive - abs(positive) * margin.relative)
         return float(min(limits))
-
-
-def _unit(vectors: np.ndarray) -> np.ndarray:
-    """Normalise rows; stored halves may be rounded to float16."""
-    single = np.asarray(vectors, dtype=np.float32)
-    return single / np.linalg.norm(single, axis=1, keepdims=True)
 
 
 def _mine_task(

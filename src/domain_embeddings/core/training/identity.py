@@ -39,6 +39,7 @@ def find_checkpoints(
         arguments: The same for the trainer.
         data: Everything else that determines the result, see `data_parts`.
     """
+    # With FSDP neither written nor read: those of whole models do not fit one in pieces.
     if root is None or parameters.launch.fsdp:
         return None
     everything = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
@@ -20,6 +20,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from domain_embeddings.core.encoders.loading import backbone
 from domain_embeddings.core.errors import TrainingError
 from domain_embeddings.core.training.checkpoints import read_state, write_state
+from domain_embeddings.core.training.distributed import from_first
 
 if TYPE_CHECKING:
     from domain_embeddings.core.training.checkpoints import Checkpoints
@@ -69,7 +70,7 @@ class ResumableTrainer(SentenceTransformerTrainer):
             return self.train()
         # Only the first process reads and writes; the others follow it.
         with self.checkpoints.locked() if self.args.should_save else nullcontext():
-            start = self._agreed(self.checkpoints.latest) if resume else None
+            start = from_first(self.checkpoints.latest) if resume else None
             return self.train(resume_from_checkpoint=None if start is None else str(start))
 
     def last_checkpoint(self) -> str:
@@ -180,14 +181,6 @@ class ResumableTrainer(SentenceTransformerTrainer):
                     f"{self.last_checkpoint()}"
                 )
                 raise TrainingError(msg)
-
-    def _agreed(self, decide: Callable[[], Path | None]) -> Path | None:
-        """Return what the first process decides."""
-        if self.args.world_size == 1:
-            return decide()
-        decided = [decide() if self.args.process_index == 0 else None]
-        torch.distributed.broadcast_object_list(decided)
-        return decided[0]
 
     def _of_all_processes(self, state: dict[str, Any]) -> list[dict[str, Any]]:
         if self.args.world_size == 1:

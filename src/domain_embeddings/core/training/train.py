@@ -135,9 +135,6 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
     )
     with tempfile.TemporaryDirectory(prefix="domain_embeddings_") as folder:
         arguments = training_arguments(parameters, seed, folder)
-        if parameters.launch.fsdp:
-            # Neither written nor read: those of whole models do not fit one in pieces.
-            checkpoint_root = None
         data = data_parts(tokenised, relation_vectors, shrinkage)
         data |= {"seed": seed, "widths": nested, "header": header, "epoch": sampler.order(0)}
         if dev is not None and dev_tasks is not None:
