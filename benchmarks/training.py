@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.shared import (
-    DEFAULT_MODEL,
+    add_options,
     load_pairs,
     machine,
     spread,
@@ -94,8 +94,7 @@ def main() -> None:
 
 def _arguments() -> Arguments:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", help="jsonl file of pairs; default: the embedded code domain")
-    parser.add_argument("--columns", default="anchor,positive")
+    add_options(parser)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warmup", type=int, help="steps before the clock starts; default: "
                         f"{GPU_WARMUP} on a GPU, else 0")  # fmt: skip
@@ -103,13 +102,9 @@ def _arguments() -> Arguments:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--contestants", default=",".join(CONTESTANTS))
     parser.add_argument("--chunks", type=int, default=8)
-    parser.add_argument("--max-length", type=int, default=128)
     parser.add_argument("--precision", default="auto", choices=["auto", "fp32", "bf16"])
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--one-process", action="store_true", help="also on the CPU, where "
                         "peak_mib is then that of the largest so far")  # fmt: skip
-    parser.add_argument("--json")
     parser.add_argument("--contestant", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     for name in (arguments.contestant or arguments.contestants).split(","):

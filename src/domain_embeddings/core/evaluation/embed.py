@@ -11,16 +11,13 @@ import pandas as pd
 from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.encoders.bank import EmbeddingBank
 from domain_embeddings.core.encoders.loading import describe
-from domain_embeddings.core.encoders.prompts import Role
 from domain_embeddings.core.encoders.rotation import find_rotation
 from domain_embeddings.core.evaluation.encoder import task_prompts
-from domain_embeddings.core.evaluation.sampling import pair_items
+from domain_embeddings.core.evaluation.sampling import ROLES, pair_items
 from domain_embeddings.core.evaluation.tasks import LocalTask
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
-
-ROLES: tuple[Role, Role] = ("anchor", "positive")
 
 
 def embed(  # noqa: PLR0913 - the model, three kinds of input and two settings

@@ -12,7 +12,7 @@ import pandas as pd
 from domain_embeddings.core.bundle import Bundle, require_same
 from domain_embeddings.core.encoders.bank import EmbeddingBank
 from domain_embeddings.core.encoders.prefix import prefix
-from domain_embeddings.core.evaluation.sampling import fit_vectors, lookup_items, pair_items
+from domain_embeddings.core.evaluation.sampling import fit_pairs, fit_vectors
 from domain_embeddings.core.statistics import isotropy
 from domain_embeddings.core.statistics.eigenspace import Eigenspace
 
@@ -85,12 +85,8 @@ def geometry_scores(  # noqa: PLR0913, PLR0917 - the pairs seen by two models an
 
 
 def _sides(bank: EmbeddingBank, pairs: pd.DataFrame, specs: Sequence[Mapping[str, Any]]) -> _Sides:
-    prompts = bank.header["prompts"]
-    return _Sides(
-        lookup_items(bank, pair_items(pairs, "anchor", specs, prompts)),
-        lookup_items(bank, pair_items(pairs, "positive", specs, prompts)),
-        fit_vectors(bank, pairs, specs),
-    )
+    fitted = fit_pairs(bank, pairs, specs)
+    return _Sides(fitted.anchors, fitted.positives, fit_vectors(bank, pairs, specs))
 
 
 def _by_width(side: _Sides, widths: Sequence[int]) -> Iterator[Row]:

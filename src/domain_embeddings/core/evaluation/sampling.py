@@ -13,6 +13,8 @@ from domain_embeddings.core.encoders.bank import EmbeddingBank
 from domain_embeddings.core.encoders.prompts import Role, prompt_for
 from domain_embeddings.core.evaluation.transforms import PairVectors
 
+ROLES: tuple[Role, Role] = ("anchor", "positive")
+
 
 def sample_pairs(pairs: pd.DataFrame, count: int, seed: int) -> pd.DataFrame:
     """Draw training pairs, as equally from every task as the tasks allow.
@@ -113,5 +115,4 @@ def _sides(
     bank: EmbeddingBank, pairs: pd.DataFrame, specs: Sequence[Mapping[str, Any]]
 ) -> list[list[tuple[str, str]]]:
     """Return (prompt, text) of all anchors, and of all positives."""
-    roles: tuple[Role, Role] = ("anchor", "positive")
-    return [pair_items(pairs, role, specs, bank.header["prompts"]) for role in roles]
+    return [pair_items(pairs, role, specs, bank.header["prompts"]) for role in ROLES]

@@ -162,9 +162,6 @@ class AlignmentLoss(nn.Module):
             mapping=self.mapping,
             shares=whole,
         )
-        loss = (
-            self.lambda_corr * parts["soft_collapse_corr"]
-            + self.lambda_var * parts["soft_collapse_var"]
-            + (parts["isotropy_cv"] + parts["isotropy_unif"]) / 2
-        )
-        return loss, parts
+        weighted = {name: self.factor(name) * part for name, part in parts.items()}
+        collapse = weighted["soft_collapse_corr"] + weighted["soft_collapse_var"]
+        return collapse + (weighted["isotropy_cv"] + weighted["isotropy_unif"]), parts

@@ -18,8 +18,8 @@ from domain_embeddings.core.encoders.bank import EmbeddingBank
 from domain_embeddings.core.encoders.prefix import prefix
 from domain_embeddings.core.encoders.rotation import fit_rotation
 from domain_embeddings.core.errors import ParameterError
-from domain_embeddings.core.evaluation.embed import ROLES, embed
-from domain_embeddings.core.evaluation.sampling import lookup_items, pair_items
+from domain_embeddings.core.evaluation.embed import embed
+from domain_embeddings.core.evaluation.sampling import fit_pairs
 from domain_embeddings.core.evaluation.scores import (
     AS_IS,
     MEAN_TASK,
@@ -152,15 +152,12 @@ class DevScorer:
         """Turn embeddings as the finished model will be turned."""
         if self.pairs.empty:
             return bundle
-        bank, prompts = EmbeddingBank(bundle), bundle.header["prompts"]
-        anchors, positives = (
-            lookup_items(bank, pair_items(self.pairs, role, self.task_specs, prompts))
-            for role in ROLES
-        )
+        bank = EmbeddingBank(bundle)
+        fitted = fit_pairs(bank, self.pairs, self.task_specs)
         basis, mean = fit_rotation(
-            anchors,
-            positives,
-            self.pairs["task"].to_numpy(),
+            fitted.anchors,
+            fitted.positives,
+            fitted.sources,
             axes=self.rotation.axes,
             centre=self.rotation.centre,
         )
