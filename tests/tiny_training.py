@@ -6,12 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import torch
 from tiny_models import WORDS
 
 from domain_embeddings.core.bundle import Bundle
+from domain_embeddings.core.training.batches import Batch, PairCollator, tokenise_pairs
+from domain_embeddings.core.training.objective import Objective
+from domain_embeddings.core.training.train import train
+from domain_embeddings.parameters import TrainingParameters
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+
+World = tuple["SentenceTransformer", pd.DataFrame, Bundle, Bundle]
 
 SPECS: list[dict[str, Any]] = [
     {"name": "intents", "type": "classification", "prompts": None, "weight": 1.0},
@@ -53,7 +60,7 @@ def make_shrinkage(header: dict[str, Any], width: int = 32, seed: int = 0) -> Bu
 
 def make_world(
     model: SentenceTransformer, pairs: pd.DataFrame, specs: list[dict[str, Any]] = SPECS
-) -> tuple[SentenceTransformer, pd.DataFrame, Bundle, Bundle]:
+) -> World:
     """Return a model, its pairs, their relation vectors and a shrinkage, all of one origin."""
     from domain_embeddings.core.encoders.relations import relation_vectors
 
@@ -62,3 +69,38 @@ def make_world(
     relations = Bundle({"vectors": vectors, "source": streamed["source"]}, streamed.header)
     width = vectors.shape[1] // 2
     return model, pairs, relations, make_shrinkage(streamed.header, width)
+
+
+def settings(**changes: Any) -> TrainingParameters:
+    """Return settings of a training that takes a moment."""
+    values = {"steps": 3, "batch_size": 12, "logging_steps": 1, "precision": "fp32", "chunks": 4}
+    return TrainingParameters(**{**values, "device": "cpu", **changes})
+
+
+def run(world: World, widths: list[int], seed: int = 0, **changes: Any) -> tuple[Any, ...]:
+    """Train on a world; returns what `train` returns."""
+    model, pairs, relations, shrinkage = world
+    return train(
+        model, pairs, SPECS, relations, shrinkage,
+        parameters=settings(**changes), widths=widths, seed=seed,
+    )  # fmt: skip
+
+
+def objective(world: World, widths: list[int], seed: int = 0, **changes: Any) -> Objective:
+    """Return the objective of a world whose model is in evaluation mode."""
+    model, _, relations, shrinkage = world
+    return Objective(model.eval(), widths, settings(**changes), relations, shrinkage, seed=seed)
+
+
+def batch_of(
+    world: World, chunks: int = 4, rows: int = 12, *, views: bool = False
+) -> tuple[Batch, PairCollator]:
+    """Return the batch of the first pairs of a world, and the collator that made it."""
+    model, pairs, *_ = world
+    collator = PairCollator(model, tokenise_pairs(model, pairs, SPECS), chunks, views)
+    return collator([{"pair_id": i} for i in range(rows)]), collator
+
+
+def weights(model: Any) -> torch.Tensor:
+    """Return all parameters of a model as one vector."""
+    return torch.cat([p.detach().flatten() for p in model.parameters()])

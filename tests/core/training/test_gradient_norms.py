@@ -1,43 +1,24 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
+import tiny_training
 import torch
-from tiny_models import tiny_sentence_transformer
-from tiny_training import SPECS, make_pairs, make_world
+from tiny_training import SPECS, weights
 
 from domain_embeddings.core.reporting.frames import loss_components
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
 from domain_embeddings.core.training.gradients import gradient_norms
 from domain_embeddings.core.training.objective import Objective
-from domain_embeddings.core.training.train import train
 from domain_embeddings.core.training.trainer import PairTrainer
-from domain_embeddings.parameters import TrainingParameters
 
 WIDTHS = [8, 32]
+settings = partial(tiny_training.settings, logging_steps=2, chunks=2)
+run = partial(tiny_training.run, widths=WIDTHS, logging_steps=2, chunks=2)
 REZE_MIC = {
     "info_nce", "soft_collapse_corr", "soft_collapse_var", "isotropy_cv", "isotropy_unif", "reze",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    model = tiny_sentence_transformer(tmp_path_factory.mktemp("model"), layers=3)
-    return make_world(model, make_pairs())
-
-
-def settings(**changes) -> TrainingParameters:
-    values = {"steps": 3, "batch_size": 12, "logging_steps": 2, "precision": "fp32", "chunks": 2}
-    return TrainingParameters(**{**values, "device": "cpu", **changes})
-
-
-def run(world, **changes):
-    return train(
-        *world[:2], SPECS, *world[2:], parameters=settings(**changes), widths=WIDTHS, seed=0
-    )
-
-
-def weights(model) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def test_norms_are_those_of_the_terms_and_the_graph_stays():

@@ -3,50 +3,25 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
+import tiny_training
 import torch
-from tiny_models import tiny_sentence_transformer
-from tiny_training import SPECS, make_pairs, make_world
+from tiny_training import SPECS
 
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.losses.espresso import EspressoLoss
 from domain_embeddings.core.losses.info_nce import nested_info_nce
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
 from domain_embeddings.core.training.objective import Objective
-from domain_embeddings.core.training.train import train
-from domain_embeddings.parameters import TrainingParameters
 
 WIDTHS = [8, 32]
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    model = tiny_sentence_transformer(tmp_path_factory.mktemp("model"), layers=3)
-    return make_world(model, make_pairs())
-
-
-def settings(**changes) -> TrainingParameters:
-    values = {"steps": 3, "batch_size": 12, "logging_steps": 1, "precision": "fp32", "chunks": 3}
-    return TrainingParameters(**{**values, "device": "cpu", **changes})
-
-
-def run(world, **changes):
-    return train(
-        *world[:2], SPECS, *world[2:], parameters=settings(**changes), widths=WIDTHS, seed=0
-    )
-
-
-def objective(world, **changes):
-    model, _, relations, shrinkage = world
-    return Objective(model.eval(), WIDTHS, settings(**changes), relations, shrinkage)
-
-
-def batch_of(world, views, rows=12):
-    model, pairs, *_ = world
-    collator = PairCollator(model, tokenise_pairs(model, pairs, SPECS), 3, views)
-    return collator([{"pair_id": i} for i in range(rows)]), collator
+settings = partial(tiny_training.settings, chunks=3)
+run = partial(tiny_training.run, widths=WIDTHS, chunks=3)
+objective = partial(tiny_training.objective, widths=WIDTHS, chunks=3)
+batch_of = partial(tiny_training.batch_of, chunks=3)
 
 
 @pytest.mark.parametrize("method", ["simcse", "ese"])

@@ -2,58 +2,26 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
+import tiny_training
 import torch
-from tiny_models import tiny_sentence_transformer
-from tiny_training import SPECS, make_pairs, make_world
+from tiny_training import batch_of, settings, weights
 
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.losses.info_nce import nested_info_nce
 from domain_embeddings.core.losses.spectral_isotropy import spectral_isotropy
 from domain_embeddings.core.losses.tokens import masked_mean
-from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
 from domain_embeddings.core.training.objective import Objective
 from domain_embeddings.core.training.schedule import draw_widths
-from domain_embeddings.core.training.train import train
 from domain_embeddings.core.training.trainer import PairTrainer
-from domain_embeddings.parameters import TrainingParameters, check_parameters
+from domain_embeddings.parameters import check_parameters
 
 WIDTHS = [4, 16, 32]
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    model = tiny_sentence_transformer(tmp_path_factory.mktemp("model"), layers=3)
-    return make_world(model, make_pairs())
-
-
-def settings(**changes) -> TrainingParameters:
-    values = {"steps": 3, "batch_size": 12, "logging_steps": 1, "precision": "fp32", "chunks": 4}
-    return TrainingParameters(**{**values, "device": "cpu", **changes})
-
-
-def run(world, seed=0, **changes):
-    model, pairs, relations, shrinkage = world
-    return train(
-        model, pairs, SPECS, relations, shrinkage,
-        parameters=settings(**changes), widths=WIDTHS, seed=seed,
-    )  # fmt: skip
-
-
-def weights(model) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-def batch_of(world, rows=12, chunks=4):
-    model, pairs, *_ = world
-    collator = PairCollator(model, tokenise_pairs(model, pairs, SPECS), chunks)
-    return collator([{"pair_id": i} for i in range(rows)])
-
-
-def objective(world, seed=0, **changes) -> Objective:
-    model, _, relations, shrinkage = world
-    return Objective(model.eval(), WIDTHS, settings(**changes), relations, shrinkage, seed=seed)
+run = partial(tiny_training.run, widths=WIDTHS)
+objective = partial(tiny_training.objective, widths=WIDTHS)
 
 
 def components(world, step=0, **changes) -> dict[str, float]:
@@ -62,7 +30,7 @@ def components(world, step=0, **changes) -> dict[str, float]:
     config = loss.model[0].auto_model.config
     config.output_hidden_states = True
     try:
-        _, parts = loss(batch_of(world))
+        _, parts = loss(batch_of(world)[0])
     finally:
         config.output_hidden_states = False
     return {name: value.item() for name, value in parts.items()}
@@ -74,7 +42,7 @@ def by_component(history, name):
 
 def test_symmetric_is_the_mean_of_both_directions(world):
     loss = objective(world, method="plain")
-    batch = batch_of(world)
+    batch = batch_of(world)[0]
     with torch.no_grad():
         one = loss(batch)[1]["info_nce"].item()
         both = objective(world, method="plain", symmetric=True)(batch)[1]["info_nce"].item()
@@ -116,7 +84,7 @@ def test_drawn_widths_are_those_of_the_step_in_every_nested_term(world):
             model.eval(), chosen, settings(method="reze_mic", reze_dims="nested"), relations,
             shrinkage,
         )  # fmt: skip
-        _, expected = only(batch_of(world))
+        _, expected = only(batch_of(world)[0])
         for name in ("info_nce", "soft_collapse_corr", "isotropy_unif", "reze", "loss"):
             assert drawn[name] == pytest.approx(expected[name].item(), abs=1e-6), name
 
@@ -145,7 +113,7 @@ def test_pairs_tie_the_kth_width_to_the_kth_layer(world):
     layers = [3, 1, 2]
     tied = components(world, method="mic", mapping="pairs", layers=layers)
     model = world[0]
-    batch = batch_of(world, chunks=1)
+    batch = batch_of(world, chunks=1)[0]
     states = model[0].auto_model(**batch["chunks"][0], output_hidden_states=True).hidden_states
     mask = batch["chunks"][0]["attention_mask"]
     pooled = [masked_mean(states[layer], mask) for layer in layers]
@@ -169,7 +137,7 @@ def test_pairs_follow_the_drawn_widths(world):
             relations, shrinkage,
         )  # fmt: skip
         model[0].auto_model.config.output_hidden_states = True
-        expected = only(batch_of(world))[1]["align"].item()
+        expected = only(batch_of(world)[0])[1]["align"].item()
         model[0].auto_model.config.output_hidden_states = False
         assert drawn["align"] == pytest.approx(expected, abs=1e-6)
 

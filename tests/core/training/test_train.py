@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pytest
+import tiny_training
 import torch
-from tiny_models import tiny_sentence_transformer
-from tiny_training import SPECS, make_pairs, make_world
+from tiny_training import SPECS, batch_of, settings, weights
 
 from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.errors import ParameterError, ProvenanceError
@@ -14,43 +16,11 @@ from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
 from domain_embeddings.core.training.objective import Objective, layer_indices
 from domain_embeddings.core.training.train import resolve_device, train
 from domain_embeddings.core.training.trainer import TrainingError
-from domain_embeddings.parameters import METHODS, RotationParameters, TrainingParameters
+from domain_embeddings.parameters import METHODS, RotationParameters
 
 WIDTHS = [4, 8, 16, 32]
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    model = tiny_sentence_transformer(tmp_path_factory.mktemp("model"), layers=3)
-    return make_world(model, make_pairs())
-
-
-def settings(**changes) -> TrainingParameters:
-    values = {"steps": 3, "batch_size": 12, "logging_steps": 1, "precision": "fp32", "chunks": 4}
-    return TrainingParameters(**{**values, "device": "cpu", **changes})
-
-
-def run(world, seed=0, **changes):
-    model, pairs, relations, shrinkage = world
-    return train(
-        model, pairs, SPECS, relations, shrinkage,
-        parameters=settings(**changes), widths=WIDTHS, seed=seed,
-    )  # fmt: skip
-
-
-def weights(model) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-def batch_of(world, chunks=4, rows=12):
-    model, pairs, *_ = world
-    collator = PairCollator(model, tokenise_pairs(model, pairs, SPECS), chunks)
-    return collator([{"pair_id": i} for i in range(rows)]), collator
-
-
-def objective(world, **changes) -> Objective:
-    model, _, relations, shrinkage = world
-    return Objective(model.eval(), WIDTHS, settings(**changes), relations, shrinkage)
+run = partial(tiny_training.run, widths=WIDTHS)
+objective = partial(tiny_training.objective, widths=WIDTHS)
 
 
 @pytest.mark.parametrize("method", METHODS)
