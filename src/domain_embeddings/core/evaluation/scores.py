@@ -277,7 +277,7 @@ def _fitted(
     for name, bank in banks.items():
         needed = any(transform != "none" for transform in settings.transforms)
         vectors = fit_vectors(bank, pairs, specs) if needed else np.empty((0, bank.width))
-        related = fit_pairs(bank, pairs, specs) if "shared" in settings.transforms else None
+        related = fit_pairs(bank, pairs, specs) if needed else None
         for transform in settings.transforms:
             with one_thread():
                 fitted = fit_transform(transform, vectors, related)

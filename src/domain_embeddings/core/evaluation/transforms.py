@@ -54,13 +54,7 @@ class PairVectors:
     sources: np.ndarray
 
 
-def identity(vectors: np.ndarray) -> Transform:
-    """Leave embeddings as they are."""
-    del vectors
-    return Transform("none")
-
-
-def shared(pairs: PairVectors) -> Transform:
+def shared(pairs: PairVectors | None) -> Transform:
     """Rotate by the axes that anchors and positives share: what `training.rotation` does, alone.
 
     Args:
@@ -68,7 +62,13 @@ def shared(pairs: PairVectors) -> Transform:
 
     Returns:
         The transform.
+
+    Raises:
+        ParameterError: If there are no pairs.
     """
+    if pairs is None:
+        msg = "evaluation.transforms: 'shared' is fitted on training pairs, and none are given"
+        raise ParameterError(msg)
     _, axes = shared_axes(pairs.anchors, pairs.positives, pairs.sources)
     return Transform("shared", axes.astype(np.float32))
 
@@ -126,11 +126,13 @@ def whitening(vectors: np.ndarray) -> Transform:
     return Transform("whitening", matrix.astype(np.float32), _mean(vectors))
 
 
-TRANSFORMS: dict[str, Callable[[np.ndarray], Transform]] = {
-    "none": identity,
-    "pca": pca,
-    "pca_centred": pca_centred,
-    "whitening": whitening,
+# Each is fitted on the distinct texts of the training pairs, or on the pairs.
+TRANSFORMS: dict[str, Callable[[np.ndarray, PairVectors | None], Transform]] = {
+    "none": lambda _texts, _pairs: Transform("none"),
+    "pca": lambda texts, _pairs: pca(texts),
+    "pca_centred": lambda texts, _pairs: pca_centred(texts),
+    "shared": lambda _texts, pairs: shared(pairs),
+    "whitening": lambda texts, _pairs: whitening(texts),
 }
 
 
@@ -138,7 +140,7 @@ def fit_transform(name: str, vectors: np.ndarray, pairs: PairVectors | None = No
     """Fit a transform by its name.
 
     Args:
-        name: A key of `TRANSFORMS`, or ``shared``.
+        name: A key of `TRANSFORMS`.
         vectors: Embeddings of training text of the model it is applied to, shape (n, d), n >= 2.
         pairs: Embeddings of training pairs; needed by ``shared`` only.
 
@@ -148,9 +150,8 @@ def fit_transform(name: str, vectors: np.ndarray, pairs: PairVectors | None = No
     Raises:
         ParameterError: The name is unknown or there are too few texts to fit on.
     """
-    if name not in (*TRANSFORMS, "shared"):
-        allowed = ", ".join((*TRANSFORMS, "shared"))
-        msg = f"evaluation.transforms: '{name}' is unknown; allowed: {allowed}"
+    if name not in TRANSFORMS:
+        msg = f"evaluation.transforms: '{name}' is unknown; allowed: {', '.join(TRANSFORMS)}"
         raise ParameterError(msg)
     if name != "none" and len(vectors) < 2:  # noqa: PLR2004
         msg = (
@@ -158,12 +159,7 @@ def fit_transform(name: str, vectors: np.ndarray, pairs: PairVectors | None = No
             f"texts, got {len(vectors)}; raise evaluation.fit_pairs or choose 'none'"
         )
         raise ParameterError(msg)
-    if name == "shared":
-        if pairs is None:
-            msg = "evaluation.transforms: 'shared' is fitted on training pairs, and none are given"
-            raise ParameterError(msg)
-        return shared(pairs)
-    return TRANSFORMS[name](vectors)
+    return TRANSFORMS[name](vectors, pairs)
 
 
 def _double(vectors: np.ndarray) -> np.ndarray:
