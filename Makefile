@@ -17,7 +17,7 @@ help:  ## Show this list
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,export]'
 	@touch $(STAMP)
 
 install: $(STAMP)  ## Create .venv and install the project with its pinned dependencies
