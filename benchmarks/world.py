@@ -160,6 +160,8 @@ def _base_parameters() -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for path in sorted(Path("conf/base/parameters").glob("*.yml")):
         merged |= yaml.safe_load(path.read_text(encoding="utf-8"))
+    # Its folder is named by a resolver of Kedro's, and a study has no use for kept vectors.
+    merged["evaluation"]["store"] = None
     return merged
 
 

@@ -256,12 +256,20 @@ class ClusteringProbe(Section):
     experiments: Count = 10
 
 
+class StoreParameters(Section):
+    """Where embeddings are kept from run to run, and how much of them."""
+
+    folder: Annotated[str, Field(min_length=1)] = "data/07_model_output/embedding_store"
+    max_gib: Positive | None = 10.0
+
+
 class EvaluationParameters(Section):
     """What is scored, how, and with which uncertainty."""
 
     split: Literal["dev", "test"] = "test"
     transforms: list[Literal["none", "pca", "pca_centred", "shared", "whitening"]] = ["none", "pca"]
     batch_tokens: Count = 16_384
+    store: StoreParameters | None = StoreParameters()
     fit_pairs: Count = 2_000
     bootstrap: Annotated[int, Field(ge=0)] = 1_000
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95

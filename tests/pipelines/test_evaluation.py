@@ -21,6 +21,7 @@ from domain_embeddings.parameters import (
     ClassificationProbe,
     ClusteringProbe,
     EvaluationParameters,
+    StoreParameters,
 )
 from domain_embeddings.pipelines.evaluation import create_pipeline
 from domain_embeddings.pipelines.evaluation.nodes import (
@@ -35,6 +36,7 @@ SPECS = specs("classification", "clustering", "retrieval", "sts")
 SPECS[1]["uses"] = ["train"]
 EVALUATED = {"classification", "retrieval", "sts"}
 PARAMETERS = EvaluationParameters(
+    store=None,
     fit_pairs=20,
     bootstrap=50,
     classification=ClassificationProbe(samples_per_label=3, experiments=2),
@@ -99,6 +101,21 @@ def test_texts_are_encoded_once_however_many_widths_are_scored(banks, monkeypatc
     assert set(scores["transform"]) == {"none", "pca"}
     assert set(scores.loc[scores["model"] == "adapted", "method"]) == {"mic"}
     assert set(scores["task"]) == {*EVALUATED, "mean"}
+
+
+def test_a_later_run_finds_its_texts_in_the_store_and_gets_the_same_bank(
+    models, banks, tmp_path, monkeypatch
+):
+    kept = StoreParameters(folder=str(tmp_path / "store"))
+    parameters = PARAMETERS.model_copy(update={"store": kept})
+    run = (models[0], *INPUTS, parameters, [4, 8], 3)
+    first = embed_reference(*run)
+    monkeypatch.setattr(batching, "encode", lambda *_, **__: pytest.fail("encoded twice"))
+    second = embed_reference(*run)
+    for bank in (first, second):
+        assert bank.header == banks[0].header
+        for name in ("keys", "vectors"):
+            np.testing.assert_array_equal(bank[name], banks[0][name])
 
 
 def test_every_score_has_a_tracked_series_of_its_own(banks):

@@ -56,11 +56,15 @@ class Bundle:
         array = self[name]
         for start in range(0, len(array), rows):
             yield array[start : start + rows]
-            _give_back_pages(array)
+            give_back_pages(array)
 
 
-def _give_back_pages(array: np.ndarray) -> None:
-    """Unmap what was read of a read-only memory-mapped array; reading it again maps it again."""
+def give_back_pages(array: np.ndarray) -> None:
+    """Unmap what was read of a read-only memory-mapped array; reading it again maps it again.
+
+    Args:
+        array: The array or a view of it; nothing happens where it is in memory.
+    """
     mapping = getattr(array, "_mmap", None)
     if mapping is not None and not array.flags.writeable and hasattr(mmap, "MADV_DONTNEED"):
         mapping.madvise(mmap.MADV_DONTNEED)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from tqdm.auto import tqdm
 
 from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.errors import DataError, UserError
@@ -14,9 +16,15 @@ from domain_embeddings.core.errors import DataError, UserError
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+    from domain_embeddings.core.encoders.store import Space
+
+logger = logging.getLogger(__name__)
+
 KEY_BYTES = 16
 _SEPARATOR = "\x1f"
 _SHOWN = 80
+# Texts that are encoded, checked and stored together: what a killed run may lose.
+BLOCK_TEXTS = 4_096
 
 
 def text_key(prompt: str, text: str) -> bytes:
@@ -36,7 +44,7 @@ class EmbeddingBank:
         """Index the keys."""
         self.header = bundle.header
         self.vectors = bundle["vectors"]
-        self._keys = _as_bytes(bundle["keys"])
+        self._keys = as_bytes(bundle["keys"])
 
     def __len__(self) -> int:
         """Return the number of distinct (prompt, text) items."""
@@ -48,10 +56,11 @@ class EmbeddingBank:
         return int(self.vectors.shape[1])
 
     @staticmethod
-    def build(
+    def build(  # noqa: PLR0913 - a model, its texts and four settings
         model: SentenceTransformer,
         items: Iterable[tuple[str, str]],
         *,
+        space: Space | None = None,
         batch_tokens: int = 16_384,
         header: Mapping[str, Any] | None = None,
         show_progress: bool = True,
@@ -61,6 +70,8 @@ class EmbeddingBank:
         Args:
             model: The encoder.
             items: Prompts and texts, in any order, repeats allowed.
+            space: Vectors of this model that earlier runs have stored; new ones join them. None
+                encodes everything.
             batch_tokens: Padded tokens per batch.
             header: Provenance of the model and settings to keep with the vectors.
             show_progress: Whether to draw a progress bar.
@@ -71,24 +82,38 @@ class EmbeddingBank:
         Raises:
             DataError: The items are empty or a text has no finite embedding.
         """
-        from domain_embeddings.core.encoders.batching import encode
-
         distinct = {text_key(prompt, text): (prompt, text) for prompt, text in items}
         if not distinct:
             msg = "there is no text to embed"
             raise DataError(msg)
         keys = sorted(distinct)
-        ordered = [distinct[key] for key in keys]
-        vectors = encode(
-            model,
-            [prompt + text for prompt, text in ordered],
-            batch_tokens=batch_tokens,
-            show_progress=show_progress,
-        )
-        _require_finite(vectors, ordered)
+        ordered = [distinct.pop(key) for key in keys]
         table = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(-1, KEY_BYTES)
-        single = np.asarray(vectors, dtype=np.float32)
-        return Bundle({"vectors": single, "keys": table}, dict(header or {}))
+        found, vectors = space.read(table) if space else (np.zeros(len(keys), dtype=bool), None)
+        missing = np.flatnonzero(~found)
+        if space is not None:
+            logger.info(
+                "Embedding store: %s texts found, %s to encode",
+                *(f"{len(keys) - len(missing):,}", f"{len(missing):,}"),
+            )
+        # By length, so that a block needs little padding; the longest first, so that running out
+        # of memory shows at once.
+        longest = sorted(missing, key=lambda row: -sum(map(len, ordered[row])))
+        with tqdm(
+            total=len(missing), desc="encoding", unit="text", disable=not show_progress
+        ) as bar:
+            for start in range(0, len(longest), BLOCK_TEXTS):
+                rows = np.array(longest[start : start + BLOCK_TEXTS])
+                block = _encode([ordered[row] for row in rows], model, batch_tokens, bar)
+                if vectors is None:
+                    vectors = np.empty((len(keys), block.shape[1]), dtype=np.float32)
+                vectors[rows] = block
+                if space is not None:
+                    space.add(table[rows], block)
+        if space is not None and len(missing):
+            space.tidy()
+        arrays = {"vectors": cast("np.ndarray", vectors), "keys": table}
+        return Bundle(arrays, dict(header or {}))
 
     def lookup(self, texts: Sequence[str], prompt: str = "") -> np.ndarray:
         """Return the embeddings of ``texts``.
@@ -121,9 +146,28 @@ class EmbeddingBank:
         return np.asarray(self.vectors[rows], dtype=np.float32)
 
 
-def _as_bytes(keys: np.ndarray) -> np.ndarray:
+def as_bytes(keys: np.ndarray) -> np.ndarray:
     """View (n, 16) bytes as n fixed-length strings, which NumPy can search."""
     return np.ascontiguousarray(keys).view(f"S{KEY_BYTES}").reshape(-1)
+
+
+def _encode(
+    items: Sequence[tuple[str, str]],
+    model: SentenceTransformer,
+    batch_tokens: int,
+    bar: tqdm,
+) -> np.ndarray:
+    """Encode one block of items; only a block's texts are written out with their prompts."""
+    from domain_embeddings.core.encoders.batching import encode
+
+    vectors = encode(
+        model,
+        [prompt + text for prompt, text in items],
+        batch_tokens=batch_tokens,
+        show_progress=bar,
+    )
+    _require_finite(vectors, items)
+    return np.asarray(vectors, dtype=np.float32)
 
 
 def _require_finite(vectors: np.ndarray, items: Sequence[tuple[str, str]]) -> None:

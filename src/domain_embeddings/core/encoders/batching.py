@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +146,7 @@ def encode(
     texts: Sequence[str],
     *,
     batch_tokens: int = 16_384,
-    show_progress: bool = True,
+    show_progress: bool | tqdm = True,
     label: str = "encoding",
 ) -> np.ndarray:
     """Encode texts in length-sorted batches at full width.
@@ -154,7 +155,7 @@ def encode(
         model: The encoder, used in evaluation mode.
         texts: Texts that already carry their prompt.
         batch_tokens: Largest padded batch in tokens; on a CPU it is never more than 2,048.
-        show_progress: Show a progress bar of texts.
+        show_progress: Show a progress bar of texts, or a bar of the caller's that counts on.
         label: What the bar says is being encoded.
 
     Returns:
@@ -170,13 +171,20 @@ def encode(
     forward = _forward(model.eval())
     if model.device.type == "cpu":
         batch_tokens = min(batch_tokens, CPU_BATCH_TOKENS)
-    with tqdm(total=len(rows), desc=label, unit="text", disable=not show_progress) as bar:
+    with _bar(show_progress, len(rows), label) as bar:
         for batch in token_budget_batches(lengths, batch_tokens):
             vectors = forward(pad_rows(model, [rows[i] for i in batch]))
             embeddings[batch] = prefix(vectors, width)
             bar.update(len(batch))
     _require_finite(embeddings, texts)
     return embeddings
+
+
+def _bar(shown: bool | tqdm, texts: int, label: str) -> AbstractContextManager[tqdm]:
+    """Return a bar of texts, or the caller's, which is not closed."""
+    if isinstance(shown, bool):
+        return tqdm(total=texts, desc=label, unit="text", disable=not shown)
+    return nullcontext(shown)
 
 
 def _forward(model: SentenceTransformer) -> Callable[[dict[str, Any]], np.ndarray]:

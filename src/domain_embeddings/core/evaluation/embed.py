@@ -12,6 +12,7 @@ from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.encoders.bank import EmbeddingBank
 from domain_embeddings.core.encoders.loading import describe
 from domain_embeddings.core.encoders.rotation import find_rotation
+from domain_embeddings.core.encoders.store import EmbeddingStore
 from domain_embeddings.core.evaluation.encoder import task_prompts
 from domain_embeddings.core.evaluation.sampling import ROLES, pair_items
 from domain_embeddings.core.evaluation.tasks import LocalTask
@@ -27,6 +28,7 @@ def embed(  # noqa: PLR0913 - the model, three kinds of input and two settings
     specs: Sequence[Mapping[str, Any]],
     *,
     batch_tokens: int,
+    store: EmbeddingStore | None = None,
     show_progress: bool = True,
 ) -> Bundle:
     """Build the embedding bank of a model.
@@ -37,6 +39,7 @@ def embed(  # noqa: PLR0913 - the model, three kinds of input and two settings
         pairs: Sampled training pairs; both sides are encoded.
         specs: Task specifications, for the prompts.
         batch_tokens: Padded tokens per batch.
+        store: Where vectors are kept from run to run; None encodes every text.
         show_progress: Whether to draw a progress bar.
 
     Returns:
@@ -51,7 +54,12 @@ def embed(  # noqa: PLR0913 - the model, three kinds of input and two settings
     }
     items = _items(tasks, pairs, specs, header["prompts"])
     bundle = EmbeddingBank.build(
-        model, items, batch_tokens=batch_tokens, header=header, show_progress=show_progress
+        model,
+        items,
+        space=store.space(model) if store else None,
+        batch_tokens=batch_tokens,
+        header=header,
+        show_progress=show_progress,
     )
     rotation = find_rotation(model)
     if rotation is None:

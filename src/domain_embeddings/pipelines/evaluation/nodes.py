@@ -8,9 +8,10 @@ import pandas as pd
 
 from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.encoders.widths import nested_widths
-from domain_embeddings.parameters import EvaluationParameters
+from domain_embeddings.parameters import EvaluationParameters, StoreParameters
 
 if TYPE_CHECKING:
+    from domain_embeddings.core.encoders.store import EmbeddingStore
     from domain_embeddings.core.evaluation.tasks import LocalTask
 
 Specs = list[dict[str, Any]]
@@ -174,7 +175,18 @@ def _embed(
         sample_pairs(training_pairs, evaluation.fit_pairs, seed),
         task_specs,
         batch_tokens=evaluation.batch_tokens,
+        store=_store(evaluation.store),
     )
+
+
+def _store(parameters: StoreParameters | None) -> EmbeddingStore | None:
+    """Open the embedding store that the parameters ask for."""
+    from domain_embeddings.core.encoders.store import EmbeddingStore
+
+    if parameters is None:
+        return None
+    limit = parameters.max_gib
+    return EmbeddingStore(parameters.folder, max_bytes=int(limit * 2**30) if limit else None)
 
 
 def _tasks(
