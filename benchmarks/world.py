@@ -81,13 +81,14 @@ class World:
             seed=PROBE_SEED,
             split=p.evaluation.split,
         )
-        return sweep(
+        scores, _ = sweep(
             {name: EmbeddingBank(bank) for name, bank in banks.items()},
             evaluation._tasks(self.tasks, specs, p.evaluation, PROBE_SEED),
             specs,
             sample_pairs(pairs, p.evaluation.fit_pairs, PROBE_SEED),
             settings,
         )
+        return scores
 
 
 def from_catalog(env: str, fixed: Mapping[str, Any]) -> World:

@@ -96,7 +96,8 @@ def test_texts_are_encoded_once_however_many_widths_are_scored(banks, monkeypatc
         pytest.fail("scoring encodes")
 
     monkeypatch.setattr(batching, "encode", fail)
-    scores = score(*banks, *INPUTS, PARAMETERS, {"method": "mic"}, [4, 8], 3)
+    scores, replicates = score(*banks, *INPUTS, PARAMETERS, {"method": "mic"}, [4, 8], 3)
+    assert len(replicates.header["rows"]) == 2 * 2 * 3 * (len(EVALUATED) + 1)
     assert sorted(scores["width"].unique()) == [4, 8, WIDTH]
     assert set(scores["transform"]) == {"none", "pca"}
     assert set(scores.loc[scores["model"] == "adapted", "method"]) == {"mic"}
@@ -119,7 +120,7 @@ def test_a_later_run_finds_its_texts_in_the_store_and_gets_the_same_bank(
 
 
 def test_every_score_has_a_tracked_series_of_its_own(banks):
-    scores = score(*banks, *INPUTS, PARAMETERS, {"method": "mic"}, [4, 8], 3)
+    scores, _ = score(*banks, *INPUTS, PARAMETERS, {"method": "mic"}, [4, 8], 3)
     tracked = [(name, step) for name, _, step in score_metrics(scores)]
     assert len(tracked) == len(set(tracked)) == scores["main"].sum() + 3
     assert all(re.fullmatch(r"[\w./ -]+", name) for name, _ in tracked)
@@ -133,10 +134,11 @@ def test_every_score_has_a_tracked_series_of_its_own(banks):
 
 def test_the_whole_stage_is_reproducible(banks):
     parameters = PARAMETERS.model_copy(update={"transforms": ["pca"]})
-    first, second = (
+    (first, one), (second, two) = (
         score(*banks, *INPUTS, parameters, {"method": "reze_mic"}, [WIDTH], 3) for _ in range(2)
     )
     assert first.equals(second)
+    np.testing.assert_array_equal(one["replicates"], two["replicates"])
 
 
 def test_geometry_covers_all_widths_and_both_models(banks):
@@ -192,7 +194,7 @@ def test_a_task_that_cannot_be_scored_is_refused_before_encoding(models, monkeyp
 
 def test_the_pipeline_connects_banks_scores_and_geometry():
     pipeline = create_pipeline()
-    assert pipeline.outputs() == {"truncation_scores", "geometry_scores"}
+    assert pipeline.outputs() == {"truncation_scores", "score_replicates", "geometry_scores"}
     assert {"reference_model", "adapted_model", "relation_eigenspace"} <= pipeline.inputs()
     assert len(pipeline.nodes) == 4
 

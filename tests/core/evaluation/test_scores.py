@@ -12,6 +12,7 @@ from domain_embeddings.core.encoders.bank import KEY_BYTES, EmbeddingBank, text_
 from domain_embeddings.core.encoders.prefix import prefix
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.evaluation.metrics import METRIC_NAME
+from domain_embeddings.core.evaluation.replicates import seed_scores
 from domain_embeddings.core.evaluation.scores import (
     COLUMNS,
     Contrast,
@@ -21,6 +22,7 @@ from domain_embeddings.core.evaluation.scores import (
     sweep,
 )
 from domain_embeddings.core.evaluation.tasks import TaskOptions, build_tasks
+from domain_embeddings.core.statistics.comparison import paired_difference
 
 D = 24
 TYPES = ("classification", "clustering", "retrieval", "pair_classification", "sts")
@@ -48,9 +50,18 @@ def make_bank(noise: float = 0.0, seed: int = 0, **header) -> EmbeddingBank:
     return EmbeddingBank(Bundle({"vectors": vectors[order], "keys": keys[order]}, about))
 
 
+def run_both(
+    banks, settings=SETTINGS, types=TYPES, general=(), **options
+) -> tuple[pd.DataFrame, Bundle]:
+    # All specs, as the pairs that transforms are fitted on come from more tasks than are scored.
+    about = [{**spec, "general": spec["name"] in general} for spec in specs(*TYPES)]
+    chosen = [spec for kind in types for spec in about if spec["name"] == kind]
+    tasks = build_tasks(records(), chosen, split="test", seed=settings.seed, options=OPTIONS)
+    return sweep(banks, tasks, about, pairs(), settings, show_progress=False, **options)
+
+
 def run(banks, settings=SETTINGS, types=TYPES, **options) -> pd.DataFrame:
-    tasks = build_tasks(records(), specs(*types), split="test", seed=settings.seed, options=OPTIONS)
-    return sweep(banks, tasks, specs(*types), pairs(), settings, show_progress=False, **options)
+    return run_both(banks, settings, types, **options)[0]
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +249,65 @@ def test_the_order_of_the_tasks_does_not_matter(banks):
     pd.testing.assert_frame_equal(
         forward.drop("mean", level="task")[columns], backward.drop("mean", level="task")[columns]
     )
+
+
+SMALL = SweepSettings((4, D), ("none", "pca"), 60, seed=5)
+SOME = ("sts", "retrieval", "pair_classification")
+
+
+@pytest.fixture(scope="module")
+def with_general(banks):
+    return run_both(banks, SMALL, SOME, general=("sts",))
+
+
+def test_general_tasks_have_a_mean_of_their_own_and_no_part_in_the_other(with_general):
+    main = with_general[0].query("main and model == 'adapted' and transform == 'none'")
+    values = main.set_index(["width", "task"])["value"].unstack()
+    np.testing.assert_allclose(values["general_mean"], values["sts"])
+    np.testing.assert_allclose(values["mean"], values[["retrieval", "pair_classification"]].mean(1))
+    general = set(main.loc[main["general"].astype(bool), "task"])
+    assert general == {"sts", "general_mean"}
+
+
+def test_every_comparison_has_a_p_value_that_is_corrected_within_its_question(with_general):
+    table = with_general[0]
+    compared = table["model"].str.contains("_minus_") & table["main"]
+    assert table.loc[compared, ["p", "p_holm"]].notna().all(axis=None)
+    assert table.loc[~compared, ["p", "p_holm"]].isna().all(axis=None)
+    for (_, _, general), rows in table[compared].groupby(["model", "transform", "general"]):
+        widths = rows["width"].nunique()
+        assert len(rows) == widths * (2 if general else 3)
+        naive = [
+            max(min(1.0, (rows["p"] >= other).sum() * other) for other in rows["p"] if other <= own)
+            for own in rows["p"]
+        ]
+        np.testing.assert_allclose(rows["p_holm"], naive)
+
+
+def test_stored_replicates_give_back_the_intervals_of_differences(with_general):
+    table, replicates = with_general
+    rows = table.query("main and model == 'adapted_minus_reference' and transform == 'pca'")
+    assert len(rows) == 2 * 5
+    for row in rows.itertuples():
+        key = {"transform": "pca", "width": row.width, "task": row.task}
+        left, right = (
+            seed_scores([replicates], model=model, **key) for model in ("adapted", "reference")
+        )
+        found = paired_difference(left, right, SMALL.confidence)
+        expected = [row.value, row.low, row.high, row.p]
+        np.testing.assert_allclose(
+            [found.value, found.low, found.high, found.p], expected, atol=1e-6
+        )
+
+
+def test_draws_depend_on_the_task_alone_so_that_runs_of_other_seeds_pair(banks):
+    # Without probes nothing else depends on the seed.
+    bundles = []
+    for seed in (1, 2):
+        settings = SweepSettings((4,), ("none",), 40, seed=seed)
+        bundles.append(run_both({"reference": banks["reference"]}, settings, ("sts",))[1])
+    np.testing.assert_array_equal(*(bundle["replicates"] for bundle in bundles))
+    assert [bundle.header["seed"] for bundle in bundles] == [1, 2]
 
 
 def test_a_width_beyond_the_model_is_refused_with_the_largest_allowed(banks):

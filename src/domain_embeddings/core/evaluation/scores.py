@@ -3,7 +3,8 @@
 All models are scored on the same rows with the same draws, and a bootstrap resample takes the same
 rows for every model, transform and width. The difference between any two of them is therefore
 judged on its own, which is much sharper than comparing two intervals. Which differences are taken
-is a plain list (`contrasts`).
+is a plain list (`contrasts`). Draws depend on the name of the task alone, so runs of other seeds
+and methods pair as well, from the replicates that are stored.
 """
 
 from __future__ import annotations
@@ -21,27 +22,35 @@ import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
+from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.encoders.bank import EmbeddingBank
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.evaluation.encoder import BankEncoder, TaskPrompts, task_prompts
+from domain_embeddings.core.evaluation.replicates import replicates_bundle
 from domain_embeddings.core.evaluation.resampling import draw_counts
 from domain_embeddings.core.evaluation.sampling import fit_pairs, fit_vectors
 from domain_embeddings.core.evaluation.tasks import LocalTask, TaskResult, one_thread
 from domain_embeddings.core.evaluation.transforms import Transform, fit_transform
 from domain_embeddings.core.statistics.bootstrap import interval, resample_indices
+from domain_embeddings.core.statistics.comparison import holm, two_sided_p
 
 logger = logging.getLogger(__name__)
 
 REFERENCE = "reference"
 AS_IS = "none"
 MEAN_TASK = "mean"
+GENERAL_MEAN = "general_mean"
 MEAN_METRIC = "main"
+FAMILY = ("model", "transform", "general")
+# What the header of the stored replicates says about each of their rows.
+STORED = ("model", "transform", "width", "task", "metric", "type", "general", "n")
 COLUMNS = (
     "model",
     "method",
     "transform",
     "task",
     "type",
+    "general",
     "width",
     "metric",
     "main",
@@ -49,6 +58,9 @@ COLUMNS = (
     "n",
     "low",
     "high",
+    "p",
+    "p_holm",
+    "confidence",
     "seed",
     "split",
     "prompts",
@@ -66,7 +78,7 @@ class SweepSettings:
         transforms: Names of post-hoc transforms.
         replicates: Bootstrap resamples; 0 leaves the bounds empty.
         confidence: Mass of the intervals.
-        seed: Seed of the resamples.
+        seed: Seed of the tasks' probes; the resamples do not depend on it.
         split: The evaluated split.
     """
 
@@ -201,7 +213,7 @@ def sweep(  # noqa: PLR0913 - the five ingredients of an evaluation and two sett
     *,
     methods: Mapping[str, str] | None = None,
     show_progress: bool = True,
-) -> pd.DataFrame:
+) -> tuple[pd.DataFrame, Bundle]:
     """Score every model, transform, task and width.
 
     Args:
@@ -222,11 +234,18 @@ def sweep(  # noqa: PLR0913 - the five ingredients of an evaluation and two sett
           then those of its left side.
         * ``task``, ``type``, ``n``: the task and its number of test rows; the task ``mean`` is the
           mean of the main metrics of all tasks, which are resampled independently.
+        * ``general``: whether the task is a general one. Such tasks are not in ``mean``; the task
+          ``general_mean`` is their mean.
         * ``metric``, ``main``: the metric, and whether it is the main one of its task.
         * ``value``, ``low``, ``high``: score from 0 to 1 (a difference from -1 to 1) and its
-          bootstrap interval; empty bounds for metrics that have no outcome per row (macro F1, for
-          example).
+          bootstrap interval of mass ``confidence``; empty bounds for metrics that have no outcome
+          per row (macro F1, for example).
+        * ``p``, ``p_holm``: of the main metrics of differences, the two-sided p-value of "no
+          difference", and the same corrected for its family (`correct`).
         * ``seed``, ``split``, ``mteb_version``: how it was scored.
+
+        And the bootstrap replicates of the main metrics of the models themselves, for comparisons
+        between runs (`replicates.replicates_bundle`).
 
     Raises:
         ParameterError: A width exceeds the width of a model.
@@ -246,7 +265,29 @@ def sweep(  # noqa: PLR0913 - the five ingredients of an evaluation and two sett
                 measured = _measure(task.run(encoder), counts[task.name])
                 cells[Vectors(name, transform.name, width), task.name] = measured
                 bar.update()
-    return _Table(banks, tasks, specs, settings, dict(methods or {})).rows(cells)
+    table = _Table(banks, tasks, specs, settings, dict(methods or {}))
+    return table.rows(cells), table.replicates(cells)
+
+
+def correct(scores: pd.DataFrame) -> np.ndarray:
+    """Correct the p-values of every family of comparisons by Holm's method.
+
+    A family is all that answers one question: the rows of one comparison under one transform and
+    precision, at all widths, of the mean and of every task. General tasks are a family of their
+    own, because their question is another one: not what was gained, but what was lost.
+
+    Args:
+        scores: Tidy scores with the column ``p``.
+
+    Returns:
+        Corrected p-values, shape (rows,); NaN where there is no p-value.
+    """
+    corrected = np.full(len(scores), np.nan)
+    places = pd.Series(np.arange(len(scores)), index=scores.index)
+    for _, rows in places.groupby([scores[name] for name in FAMILY], sort=False):
+        at = rows.to_numpy()
+        corrected[at] = holm(scores["p"].to_numpy(dtype=np.float64)[at])
+    return corrected
 
 
 def _warn_untrained(widths: Sequence[int], bank: EmbeddingBank, name: str) -> None:
@@ -260,8 +301,8 @@ def _warn_untrained(widths: Sequence[int], bank: EmbeddingBank, name: str) -> No
 
 
 def _counts(task: LocalTask, settings: SweepSettings) -> np.ndarray:
-    """Draw the resamples of a task: the same for every model, independent between tasks."""
-    seed = zlib.crc32(f"{settings.seed}:{task.name}".encode())
+    """Draw the resamples of a task: the same for every model and run, independent between tasks."""
+    seed = zlib.crc32(task.name.encode())
     if settings.replicates == 0:
         return np.empty((0, task.units), dtype=np.uint16)
     return draw_counts(resample_indices(task.units, settings.replicates, seed))
@@ -318,10 +359,31 @@ class _Table:
 
     def rows(self, cells: Scores) -> pd.DataFrame:
         """Return all rows: scores, means over tasks and paired differences."""
-        table: list[dict[str, Any]] = []
+        table = [about | self._numbers(measured) for about, measured in self._scores(cells)]
+        for about, measured in self._differences(cells):
+            p = two_sided_p(measured.replicates) if about["main"] else float("nan")
+            table.append(about | self._numbers(measured) | {"p": p})
+        frame = pd.DataFrame(table, columns=list(COLUMNS))
+        return frame.assign(p_holm=correct(frame))
+
+    def replicates(self, cells: Scores) -> Bundle:
+        """Return the replicates of the main metrics of the models themselves."""
+        rows = [
+            ({name: about[name] for name in STORED}, measured.value, measured.replicates)
+            for about, measured in self._scores(cells)
+            if about["main"]
+        ]
+        names = ("seed", "split", "confidence")
+        return replicates_bundle(rows, {name: getattr(self.settings, name) for name in names})
+
+    def _scores(self, cells: Scores) -> Iterator[tuple[dict[str, Any], Measurement]]:
+        """Yield the scores of every kind of vectors."""
         for vectors in dict.fromkeys(vectors for vectors, _ in cells):
             own = {task.name: cells[vectors, task.name] for task in self.tasks}
-            table += self._block(vectors.model, vectors, own)
+            yield from self._block(vectors.model, vectors, own)
+
+    def _differences(self, cells: Scores) -> Iterator[tuple[dict[str, Any], Measurement]]:
+        """Yield the paired differences of all contrasts."""
         models = {name: bank.width for name, bank in self.banks.items()}
         for contrast in contrasts(models, self.settings.transforms, self.settings.widths):
             gained = {
@@ -330,13 +392,12 @@ class _Table:
                 )
                 for task in self.tasks
             }
-            table += self._block(contrast.name, contrast.left, gained)
-        return pd.DataFrame(table, columns=list(COLUMNS))
+            yield from self._block(contrast.name, contrast.left, gained)
 
     def _block(
         self, label: str, vectors: Vectors, cells: Mapping[str, Cell]
-    ) -> Iterator[dict[str, Any]]:
-        """Yield the rows of all tasks for one kind of vectors, or for a contrast of it."""
+    ) -> Iterator[tuple[dict[str, Any], Measurement]]:
+        """Yield what a row is about, and its measurement, for one kind of vectors or a contrast."""
         header = self.banks[vectors.model].header
         prompts: TaskPrompts = task_prompts(self.specs, header["prompts"])
         common = {
@@ -344,6 +405,7 @@ class _Table:
             "method": self.methods.get(vectors.model, vectors.model),
             "transform": vectors.transform,
             "width": vectors.width,
+            "confidence": self.settings.confidence,
             "seed": self.settings.seed,
             "split": self.settings.split,
             "max_length": int(header["max_length"]),
@@ -352,17 +414,18 @@ class _Table:
         for task in self.tasks:
             sides = prompts[task.name]
             shown = json.dumps({"query": sides["anchor"], "document": sides["positive"]})
-            about = {"task": task.name, "type": task.type, "n": task.count, "prompts": shown}
+            about = common | {"task": task.name, "type": task.type, "general": task.general}
+            about |= {"n": task.count, "prompts": shown}
             for position, (metric, measured) in enumerate(cells[task.name].items()):
-                about |= {"metric": metric, "main": position == 0}
-                yield common | about | self._numbers(measured)
-        mains = [next(iter(cells[task.name].values())) for task in self.tasks]
-        yield (
-            common
-            | {"task": MEAN_TASK, "type": MEAN_TASK, "metric": MEAN_METRIC, "main": True}
-            | {"n": sum(task.count for task in self.tasks), "prompts": json.dumps({})}
-            | self._numbers(mean_measurement(mains))
-        )
+                yield about | {"metric": metric, "main": position == 0}, measured
+        for name, general in ((MEAN_TASK, False), (GENERAL_MEAN, True)):
+            averaged = [task for task in self.tasks if task.general == general]
+            if averaged:
+                mains = [next(iter(cells[task.name].values())) for task in averaged]
+                about = common | {"task": name, "type": name, "general": general}
+                about |= {"metric": MEAN_METRIC, "main": True, "prompts": json.dumps({})}
+                about |= {"n": sum(task.count for task in averaged)}
+                yield about, mean_measurement(mains)
 
     def _numbers(self, measured: Measurement) -> dict[str, float]:
         """Return value and bounds."""

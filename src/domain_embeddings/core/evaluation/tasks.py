@@ -153,6 +153,11 @@ class LocalTask(AbsTask):
         return str(self.spec["type"])
 
     @property
+    def general(self) -> bool:
+        """Whether it is a general task, which no mean over the domain tasks counts."""
+        return bool(self.spec.get("general", False))
+
+    @property
     def count(self) -> int:
         """Number of evaluated rows."""
         return len(self.rows)

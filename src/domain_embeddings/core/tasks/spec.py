@@ -67,8 +67,8 @@ LABEL_TYPES = ("classification", "clustering")
 PAIR_TYPES = ("pair_classification", "sts", "bitext_mining", "summarization")
 SCORE_TYPES = ("sts", "summarization")
 
-# 'mean' and 'all' are names of rows in the score tables.
-RESERVED_NAMES = ("mean", "all")
+# Names of rows in the score tables.
+RESERVED_NAMES = ("mean", "general_mean", "all")
 MAX_NAME = 60
 _NAME = re.compile(r"^[a-z][a-z0-9]*(_[a-z0-9]+)*$")
 
@@ -247,6 +247,8 @@ class TaskSpec(_Model):
         columns: Role to column name, where they differ from the defaults.
         prompts: Prompts of both sides; by default those of the model.
         uses: ``train``, ``evaluate`` or both; by default what the source has splits for.
+        general: Whether the task stands for general text: it is evaluated to see what the model
+            forgot, never trained on, and no part of the mean over the domain tasks.
         weight: Relative frequency of the task in training. At 0 none of its pairs is trained on,
             but its text still has a say in the rotation and in REZE.
         max_rows: Most rows (queries, for retrieval) to keep, per split or for every split.
@@ -264,6 +266,7 @@ class TaskSpec(_Model):
     columns: dict[str, str] = {}
     prompts: Prompts | None = None
     uses: Annotated[list[Use], Field(min_length=1)]
+    general: bool = False
     weight: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 1.0
     max_rows: Annotated[int, Field(ge=1)] | dict[Split, Annotated[int, Field(ge=1)]] | None = None
     label_text: dict[str, str] | None = None
@@ -281,6 +284,8 @@ class TaskSpec(_Model):
         source = data.get("source")
         if isinstance(source, Mapping) and source.get("kind") == "builtin":
             data = {**python_code.spec_defaults(source.get("task")), **data}
+        if "uses" not in data and data.get("general") is True:
+            data["uses"] = ["evaluate"]
         if "uses" not in data and isinstance(source, Mapping):
             data["uses"] = _default_uses(data.get("type"), source)
         return data
@@ -316,6 +321,8 @@ class TaskSpec(_Model):
         provided = source_splits(self.source)
         if self.type == "unlabelled" and "evaluate" in self.uses:
             problems.append("uses: an unlabelled task has nothing to evaluate; allowed: [train]")
+        if self.general and self.uses != ["evaluate"]:
+            problems.append("uses: a general task is only evaluated; allowed: [evaluate]")
         if "train" in self.uses and "train" not in provided:
             problems.append("uses: 'train' needs a train split, which the source does not give")
         if "evaluate" in self.uses and not {"dev", "test"} & set(provided):
@@ -407,6 +414,7 @@ def parse_specs(raw: Any) -> list[TaskSpec]:
             place = f"raw_tasks.tasks[{number}]"
             problems += [line for detail in error.errors() for line in _describe(place, detail)]
     problems += _duplicate_names(raw)
+    problems += _without_domain(specs)
     if problems:
         lines = [f"  {problem}" for problem in problems]
         raise ParameterError("\n".join(["The tasks are not valid:", *lines]))
@@ -464,6 +472,15 @@ def _duplicate_names(raw: Iterable[Any]) -> list[str]:
         for number, name in enumerate(names)
         if isinstance(name, str) and counts[name] > 1
     ]
+
+
+def _without_domain(specs: Iterable[TaskSpec]) -> list[str]:
+    """Say so if general tasks are all that is evaluated: the mean would be one of nothing."""
+    evaluated = [spec for spec in specs if "evaluate" in spec.uses]
+    if not evaluated or not all(spec.general for spec in evaluated):
+        return []
+    names = ", ".join(spec.name for spec in evaluated)
+    return [f"raw_tasks.tasks: only general tasks are evaluated ({names}); add one of the domain"]
 
 
 def _describe(place: str, detail: ErrorDetails) -> list[str]:

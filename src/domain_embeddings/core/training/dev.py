@@ -110,7 +110,12 @@ class DevScorer:
         return DevScorer(
             build_tasks(
                 dev_tasks,
-                [spec for spec in task_specs if spec["name"] in present],
+                # General text judges the finished model; it must not choose its weights.
+                [
+                    spec
+                    for spec in task_specs
+                    if spec["name"] in present and not spec.get("general", False)
+                ],
                 split=DEV,
                 seed=seed,
                 options=task_options(evaluation),
@@ -137,7 +142,7 @@ class DevScorer:
                 batch_tokens=self.batch_tokens,
                 show_progress=False,
             )
-            table = sweep(
+            table, _ = sweep(
                 {MODEL: EmbeddingBank(self._as_rotated(bundle))},
                 self.tasks,
                 self.task_specs,

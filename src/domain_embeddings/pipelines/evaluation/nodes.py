@@ -72,7 +72,7 @@ def score(
     training_report: dict[str, Any],
     widths: list[int],
     seed: int,
-) -> pd.DataFrame:
+) -> tuple[pd.DataFrame, Bundle]:
     """Score both models at every width, under every transform, on every task.
 
     Args:
@@ -84,10 +84,11 @@ def score(
         evaluation: Parameters of the stage.
         training_report: Names the method that the model was trained with.
         widths: Prefix widths; the model's full width joins.
-        seed: Seed of probes and bootstrap.
+        seed: Seed of the probes; the bootstrap is drawn by task name alone.
 
     Returns:
-        The tidy scores (columns in ``core.evaluation.scores.COLUMNS``).
+        The tidy scores (columns in ``core.evaluation.scores.COLUMNS``), and the bootstrap
+        replicates of the main metrics.
     """
     from domain_embeddings.core.encoders.bank import EmbeddingBank
     from domain_embeddings.core.evaluation.sampling import sample_pairs

@@ -1,4 +1,4 @@
-"""evaluation: both models + evaluation_tasks -> truncation_scores, geometry_scores."""
+"""evaluation: both models + evaluation_tasks -> truncation_scores and replicates, geometry."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def create_pipeline() -> Pipeline:
             node(
                 score,
                 [*banks, *texts, "params:evaluation", "training_report", *settings[1:]],
-                "truncation_scores",
+                ["truncation_scores", "score_replicates"],
                 name="score",
             ),
             node(
