@@ -103,11 +103,10 @@ def render_report(inputs: ReportInputs) -> str:
     changes = sections.task_changes(main, width, full)
     groups = _groups(changes)
     rivals = sections.rivals(main, width, full)
-    return _template("report.html.j2").render(
+    return template("report.html.j2").render(
         answer=answer,
         tone=_tone(answer) if changes else "open",
-        css_light=Markup(_variables(1)),  # noqa: S704 - constants of the palette
-        css_dark=Markup(_variables(2)),  # noqa: S704
+        **styles(),
         method=method,
         confidence=f"{100 * inputs.confidence:g} %",
         comparisons=frames.comparisons(main, width, full),
@@ -281,7 +280,13 @@ def _variables(column: int) -> str:
     return " ".join(f"--{entry[0]}: {entry[column]};" for entry in palette.CSS)
 
 
-def _template(name: str) -> Template:
+def styles() -> dict[str, Markup]:
+    """Return the colours of light and dark pages under the names that the style sheet uses."""
+    light, dark = (Markup(_variables(column)) for column in (1, 2))  # noqa: S704 - constants
+    return {"css_light": light, "css_dark": dark}
+
+
+def template(name: str) -> Template:
     """Load a template; an undefined name is an error, every text is escaped."""
     environment = Environment(
         loader=PackageLoader("domain_embeddings.core.reporting"),

@@ -7,6 +7,9 @@ swaps it (see ``static.to_svg``).
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 INK = "#1f2328"
 MUTED = "#59636e"
 GRID = "#d8dee4"
@@ -30,6 +33,18 @@ CATEGORIES = [
 ]
 PLOTLY_SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x", "star"]
 STATIC_SYMBOLS = ["o", "s", "D", "^", "X", "*"]
+
+# Colour and mark of every training method, wherever several of them are in one drawing.
+VARIANTS = {
+    "untouched": (MODEL_COLOURS["reference"], "o"),
+    "plain": (CATEGORIES[1], "s"),
+    "simcse": (CATEGORIES[7], "P"),
+    "mrl": (CATEGORIES[2], "D"),
+    "ese": (CATEGORIES[6], "v"),
+    "mic": (CATEGORIES[3], "^"),
+    "reze": (CATEGORIES[4], "X"),
+    "reze_mic": (MODEL_COLOURS["adapted"], "*"),
+}
 
 # Name of the CSS variable, value on light pages, value on dark pages.
 CSS = [
@@ -73,3 +88,25 @@ def category(index: int) -> str:
 def symbol(index: int, symbols: list[str]) -> str:
     """Symbol of the k-th source: changes with every source and again with every round."""
     return symbols[(index + index // len(CATEGORIES)) % len(symbols)]
+
+
+def variant_styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Give settings that are drawn together a colour and a mark each.
+
+    Args:
+        names: Names of settings; a training method has its own colour, ``untouched (of x)`` that
+            of the untouched model.
+
+    Returns:
+        Colour and mark by name; what is no method takes what the methods among them leave over.
+    """
+    named = {name: VARIANTS.get(name.partition(" (")[0]) for name in dict.fromkeys(names)}
+    taken = set(named.values())
+    free = [style for style in VARIANTS.values() if style not in taken] or list(VARIANTS.values())
+    others = itertools.cycle(free)
+    return {name: style or next(others) for name, style in named.items()}
+
+
+def css_variable(colour: str) -> str:
+    """Name the CSS variable that stands for a colour in a page."""
+    return next((name for name, light, _ in CSS if light == colour), "ink")
