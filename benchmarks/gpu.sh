@@ -4,7 +4,7 @@
 #   benchmarks/gpu.sh [--quick] [OUTPUT_FOLDER]        default: build/gpu
 #
 # Writes: machine.txt (nvidia-smi), tests.txt and tests.json (tests/gpu), training.json (the five
-# contestants), chunks.json (chunk counts and attention), encoding.json, each with its .txt, and
+# contestants), chunks.json (packed rows against chunk counts and attention), encoding.json, each with its .txt, and
 # summary.json (exit status and seconds of every step). A failing step does not stop the others; the
 # exit status of the script tells whether all succeeded.
 #
@@ -61,7 +61,7 @@ else
 fi
 echo "== device: $device, output: $out"
 
-chunk_variants=mrl:1,mrl:8,mrl:16
+chunk_variants=mrl,mrl:1,mrl:2,mrl:8
 if [ "$device" = cuda ] && "$PYTHON" -c 'import flash_attn' 2> /dev/null; then
   # One padded chunk: transformers takes the padding out around its attention.
   chunk_variants=$chunk_variants,mrl:1:flash_attention_2
@@ -85,7 +85,7 @@ if [ "$quick" = 1 ]; then
   encoding+=(--texts 20 --rounds 1 --max-length 16)
   tests=(-k "encoding and bert or where_the_reference")
 else
-  training+=(--precision bf16 --steps 30 --batch-size 256 --rounds 3 --chunks 2)
+  training+=(--precision bf16 --steps 30 --batch-size 256 --rounds 3)
   encoding+=(--texts 8000 --rounds 3 --batch-tokens 131072 --batch-size 256)
   tests=()
 fi

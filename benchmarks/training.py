@@ -101,7 +101,7 @@ def _arguments() -> Arguments:
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--contestants", default=",".join(CONTESTANTS))
-    parser.add_argument("--chunks", type=int, default=8)
+    parser.add_argument("--chunks", type=int, help="padded chunks in the place of packed rows")
     parser.add_argument("--precision", default="auto", choices=["auto", "fp32", "bf16"])
     parser.add_argument("--one-process", action="store_true", help="also on the CPU, where "
                         "peak_mib is then that of the largest so far")  # fmt: skip
@@ -251,6 +251,7 @@ def _train_ours(
     from datasets import Dataset
 
     from domain_embeddings.core.bundle import Bundle
+    from domain_embeddings.core.encoders.packing import can_pack, packing
     from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
     from domain_embeddings.core.training.objective import Objective
     from domain_embeddings.core.training.train import training_arguments
@@ -263,7 +264,8 @@ def _train_ours(
         method=contestant.method,
         steps=len(pairs) // arguments.batch_size,
         batch_size=arguments.batch_size,
-        chunks=chunks,
+        packing="never" if chunks else "auto",
+        chunks=chunks or 8,
         precision=arguments.precision,
         device=arguments.device,
         logging_steps=500,
@@ -271,7 +273,10 @@ def _train_ours(
     specs = [{"name": name, "type": "retrieval"} for name in pairs["task"].unique()]
     start = time.monotonic()
     # Tokenising counts: the peer does it in every step, we do it once.
-    collator = PairCollator(model, tokenise_pairs(model, pairs, specs), chunks)
+    packed = parameters.packing == "auto" and can_pack(model)
+    collator = PairCollator(
+        model, tokenise_pairs(model, pairs, specs), parameters.chunks, packed=packed
+    )
     trainer = PairTrainer(
         model=model,
         args=training_arguments(parameters, 0, tempfile.mkdtemp()),
@@ -280,7 +285,8 @@ def _train_ours(
         data_collator=collator,
     )
     trainer.args.disable_tqdm = True
-    return _seconds(trainer, start, arguments.device), collator.padding_ratio()
+    with packing(model, on=packed):
+        return _seconds(trainer, start, arguments.device), collator.padding_ratio()
 
 
 def _random_relations(rows: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

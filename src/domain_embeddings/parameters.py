@@ -207,6 +207,7 @@ class TrainingParameters(Section):
     accumulation: Count = 1
     activation_checkpointing: bool = False
     gradient_cache: Count | None = None
+    packing: Literal["auto", "never"] = "auto"
     chunks: Count = 8
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -1,7 +1,8 @@
 """The same behaviour on every device: on the CPU always, on a GPU where there is one.
 
-On the CPU these tests compare chunks with one padded pass and bf16 with fp32. That nothing is left
-behind on another device shows on a GPU only; the script benchmarks/gpu.sh runs them there.
+On the CPU these tests compare packed rows and chunks with one padded pass and bf16 with fp32. That
+nothing is left behind on another device shows on a GPU only; the script benchmarks/gpu.sh runs them
+there.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tiny_training import SPECS, make_pairs, make_shrinkage, make_world
 from torch import Tensor, nn
 
 from domain_embeddings.core.encoders.batching import encode
+from domain_embeddings.core.encoders.packing import packing
 from domain_embeddings.core.encoders.relations import relation_vectors
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
 from domain_embeddings.core.training.objective import Objective
@@ -81,18 +83,24 @@ def objective(world, **changes) -> Objective:
 
 
 def step(
-    world, device: str, *, bf16: bool = False, chunks: int = 4, measure: bool = False, **changes
-):
-    """Return the components and the whole gradient of one batch, both on the CPU."""
+    world, device: str, *, bf16: bool = False, chunks: int | None = None, measure: bool = False,
+    **changes,
+):  # fmt: skip
+    """Return the components and the whole gradient of one batch, both on the CPU.
+
+    The batch is a packed one, unless a number of padded chunks is given.
+    """
     model, pairs, *_ = world
     loss = objective(world, **changes).to(device)
     loss.measure_gradients = measure
     tokens = tokenise_pairs(model, pairs, SPECS)
-    collate = PairCollator(model, tokens, chunks, loss.recipe.views)
+    packed = chunks is None
+    collate = PairCollator(model, tokens, chunks or 1, loss.recipe.views, packed=packed)
     batch = send_to_device(collate([{"pair_id": i} for i in range(36)]), torch.device(device))
-    with torch.autocast(device, torch.bfloat16, enabled=bf16):
-        total, components = loss(batch)
-    total.backward()
+    with packing(loss.model, on=packed):
+        with torch.autocast(device, torch.bfloat16, enabled=bf16):
+            total, components = loss(batch)
+        total.backward()
     gradients = [p.grad for p in loss.parameters() if p.grad is not None]
     assert {value.device.type for value in (*components.values(), *gradients)} == {device}
     assert all(value.dtype == torch.float32 for value in components.values())
@@ -100,10 +108,11 @@ def step(
     return {name: value.item() for name, value in components.items()}, gradient
 
 
+@pytest.mark.parametrize("chunks", [None, 4])
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_chunks_on_any_device_equal_one_padded_pass_on_the_cpu(world, device, name):
+def test_batches_on_any_device_equal_one_padded_pass_on_the_cpu(world, device, name, chunks):
     expected, slope = step(world, "cpu", chunks=1, measure=True, **OBJECTIVES[name])
-    found, gradient = step(world, device, measure=True, **OBJECTIVES[name])
+    found, gradient = step(world, device, chunks=chunks, measure=True, **OBJECTIVES[name])
     assert found == pytest.approx(expected, abs=1e-4, rel=1e-4)
     assert slope.norm() > 1e-3
     torch.testing.assert_close(gradient, slope, atol=1e-4, rtol=1e-4)

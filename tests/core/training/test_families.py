@@ -9,11 +9,12 @@ from tiny_training import SPECS, make_pairs, make_world
 
 from domain_embeddings.core.encoders.backbones import TokenInput
 from domain_embeddings.core.encoders.loading import load_encoder
+from domain_embeddings.core.encoders.packing import packing
 from domain_embeddings.core.encoders.relations import pair_texts
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.losses import AlignmentLoss, RezeLoss, nested_info_nce
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
-from domain_embeddings.core.training.objective import Objective, forward_chunks
+from domain_embeddings.core.training.objective import Objective, forward_chunks, token_layout
 from domain_embeddings.core.training.train import train
 from domain_embeddings.parameters import METHODS, TrainingParameters
 
@@ -37,9 +38,10 @@ def settings(**changes) -> TrainingParameters:
     return TrainingParameters(**{**values, "device": "cpu", "layers": "all", **changes})
 
 
-def batch_of(world, chunks):
+def batch_of(world, chunks, rows=None, *, packed=False):
     model, pairs, *_ = world
-    collator = PairCollator(model, tokenise_pairs(model, pairs, OWN), chunks)
+    tokens = tokenise_pairs(model, pairs, OWN)
+    collator = PairCollator(model, tokens, chunks, rows=rows, packed=packed)
     return collator([{"pair_id": i} for i in range(ROWS)])
 
 
@@ -58,17 +60,20 @@ def texts_of(world) -> list[str]:
     return anchors + positives
 
 
-def test_the_chunks_are_the_single_padded_forward_in_loss_and_gradient(world):
+# Padded chunks; one packed row; packed rows of few texts, as for a gradient cache.
+@pytest.mark.parametrize(("packed", "rows"), [(False, None), (True, None), (True, 3)])
+def test_a_batch_is_the_single_padded_forward_in_loss_and_gradient(world, packed, rows):
     model, _, relations, shrinkage = world
     parameters = settings(method="reze_mic", weights="equal")
     loss = Objective(model.eval(), WIDTHS, parameters, relations, shrinkage)
     config = model[0].auto_model.config
     config.output_hidden_states = True
     try:
-        batch = batch_of(world, 5)
-        assert len(batch["chunks"]) > 2
-        total, _ = loss(batch)
-        total.backward()
+        batch = batch_of(world, 5, rows, packed=packed)
+        assert (len(batch["chunks"]) == 1) == (packed and rows is None)
+        with packing(model, on=packed):
+            total, _ = loss(batch)
+            total.backward()
         ours = gradients(model)
         features = model(model.preprocess(texts_of(world)))
     finally:
@@ -87,26 +92,30 @@ def test_the_chunks_are_the_single_padded_forward_in_loss_and_gradient(world):
     torch.testing.assert_close(ours, gradients(model), atol=1e-5, rtol=1e-4)
 
 
-def test_hidden_states_are_those_of_the_plain_backbone(world):
+@pytest.mark.parametrize("packed", [False, True])
+def test_hidden_states_are_those_of_the_plain_backbone(world, packed):
     model = world[0].eval()
     encoder = model[0].auto_model
-    batch = batch_of(world, 4)
+    batch = batch_of(world, 4, packed=packed)
     encoder.config.output_hidden_states = True
-    with torch.no_grad():
+    with torch.no_grad(), packing(model, on=packed):
         outputs = forward_chunks(model, TokenInput(model), batch, [1, 2, 3], 3, None)
     encoder.config.output_hidden_states = False
     order = torch.argsort(batch["inverse"]).tolist()
-    masks = [row for mask in outputs.masks for row in mask.bool()]
+    layout = token_layout(outputs.chunks)
     for layer, chunks in zip([1, 2, 3], outputs.hidden_states, strict=True):
-        rows = [row for chunk in chunks for row in chunk]
-        for row, mask, text in zip(rows, masks, order, strict=True):
+        tokens = layout.gather(chunks)
+        for row, text in enumerate(order):
             alone = model.tokenizer(
                 texts_of(world)[text], return_tensors="pt", truncation=True, max_length=48
             )
             with torch.no_grad():
                 states = encoder(**alone, output_hidden_states=True)
             torch.testing.assert_close(
-                row[mask], states.hidden_states[layer][0], atol=1e-5, rtol=1e-5
+                tokens[layout.sequence == row],
+                states.hidden_states[layer][0],
+                atol=1e-5,
+                rtol=1e-5,
             )
             if layer == 3:
                 assert torch.equal(states.hidden_states[3], states.last_hidden_state)

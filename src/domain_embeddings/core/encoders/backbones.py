@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 # Texts of different length, so that one of them is padded.
-_PROBE = ("a", "one two three four five six seven")
+PROBE = ("a", "one two three four five six seven")
 _TOLERANCE = 1e-3
 
 
@@ -59,7 +59,7 @@ class TokenInput:
         """Return what the encoder takes in for each chunk.
 
         Args:
-            chunks: Padded chunks with ``input_ids`` (b, L) and the tokenizer's other fields.
+            chunks: Padded or packed chunks with ``input_ids`` and the tokenizer's other fields.
         """
         if not self.shared:
             return [dict(chunk) for chunk in chunks]
@@ -74,7 +74,7 @@ class TokenInput:
         for chunk, part, shape in zip(chunks, parts, shapes, strict=True):
             features = {name: value for name, value in chunk.items() if name != "input_ids"}
             features["inputs_embeds"] = part.view(*shape, -1)
-            if self.padding is not None:
+            if self.padding is not None and "position_ids" not in features:
                 real = chunk["input_ids"].ne(self.padding)
                 features["position_ids"] = real.cumsum(dim=1) * real + self.padding
             inputs.append(features)
@@ -84,13 +84,13 @@ class TokenInput:
 @torch.no_grad()
 def _gives_equal_outputs(model: SentenceTransformer, tokens: TokenInput) -> bool:
     """Say whether embeddings in the place of token ids leave the outputs as they are."""
-    chunk = pad_rows(model, tokenise(model, _PROBE))
+    chunk = pad_rows(model, tokenise(model, PROBE))
     chunk = {name: value.to(model.device) for name, value in chunk.items()}
     training = model.training
     model.eval()
     try:
-        expected = _last_states(model, chunk)
-        given = _last_states(model, tokens.embed([chunk])[0])
+        expected = last_states(model, chunk)
+        given = last_states(model, tokens.embed([chunk])[0])
     # Every backbone has its own way of saying that it cannot do without ids.
     except (AttributeError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return False
@@ -99,7 +99,7 @@ def _gives_equal_outputs(model: SentenceTransformer, tokens: TokenInput) -> bool
     return bool(torch.allclose(given, expected, rtol=_TOLERANCE, atol=_TOLERANCE))
 
 
-def _last_states(model: Any, features: Mapping[str, Tensor]) -> Tensor:
-    """Return the last hidden states of the valid tokens, (T, d)."""
+def last_states(model: Any, features: Mapping[str, Tensor]) -> Tensor:
+    """Return the last hidden states of the valid tokens of a padded batch, (T, d), float32."""
     states = model[0](dict(features))["token_embeddings"]
     return states[features["attention_mask"].bool()].float()

@@ -53,20 +53,21 @@ class TokenLayout:
         return cls._checked(tuple(rows), torch.cat(sequences), torch.cat(lengths))
 
     @classmethod
-    def from_packed(cls, sequence: Tensor, count: int) -> TokenLayout:
+    def from_packed(cls, sequence: Tensor, count: int, chunks: int = 1) -> TokenLayout:
         """Describe unpadded tokens.
 
         Args:
             sequence: Sequence of each token, int64 (T,), in any order.
             count: Number of sequences B.
+            chunks: Number of tensors that the tokens come in.
 
         Returns:
-            The layout of tokens that come as one (T, d) tensor.
+            The layout of all B sequences.
 
         Raises:
             ValueError: If there is no token at all.
         """
-        return cls._checked((None,), sequence, torch.bincount(sequence, minlength=count))
+        return cls._checked((None,) * chunks, sequence, torch.bincount(sequence, minlength=count))
 
     @classmethod
     def _checked(
@@ -82,7 +83,8 @@ class TokenLayout:
         """Collect the valid tokens of one layer.
 
         Args:
-            hidden: Hidden states in the chunks of this layout: (b, L, d) each, or (T, d) packed.
+            hidden: Hidden states in the chunks of this layout: (b, L, d) each; (1, T, d) or (T, d)
+                where packed.
 
         Returns:
             Tokens of shape (T, d), in the dtype of the hidden states.

@@ -16,6 +16,7 @@ from domain_embeddings.core.encoders.batching import (
     pad_rows,
     tokenise,
 )
+from domain_embeddings.core.encoders.packing import pack_rows
 from domain_embeddings.core.encoders.relations import pair_texts
 from domain_embeddings.core.training.gradient_cache import at_most
 
@@ -140,6 +141,7 @@ class PairCollator:
         views: Pair every distinct text of the batch with itself, in place of the pairs; dropout
             makes two views of it. Mined negatives and labels have no part in that.
         rows: Most texts of a chunk, or None.
+        packed: Put the texts of a chunk behind each other, unpadded; one chunk then suffices.
         tokens: Real and padded tokens seen so far, for the padding ratio of the report.
     """
 
@@ -148,6 +150,7 @@ class PairCollator:
     chunks: int
     views: bool = False
     rows: int | None = None
+    packed: bool = False
     tokens: dict[str, int] = field(default_factory=lambda: {"real": 0, "padded": 0})
     valid_label_columns: list[str] = field(default_factory=list)
 
@@ -158,8 +161,8 @@ class PairCollator:
             features: Rows with the key ``pair_id``.
 
         Returns:
-            ``chunks`` (list of padded inputs), ``inverse`` (n_texts,) that restores the order of
-            texts from the concatenated chunks, ``pair_id`` (B,), and the ids that the
+            ``chunks`` (list of padded or packed inputs), ``inverse`` (n_texts,) that restores the
+            order of texts from the concatenated chunks, ``pair_id`` (B,), and the ids that the
             false-negative mask compares: ``text_id`` (n_texts,), ``label`` (B,), ``task`` (B,),
             ``negative_label`` (n_texts - 2 B,). With views, ``label`` and ``task``, like anchors
             and positives, are those of the distinct texts.
@@ -178,11 +181,14 @@ class PairCollator:
             negative_label = np.concatenate([self.pairs.negative_labels[i] for i in ids])
         rows = [self.pairs.rows[i] for i in texts]
         lengths = np.array([len(row["input_ids"]) for row in rows])
-        index = at_most(length_sorted_chunks(lengths, self.chunks), self.rows)
-        self.tokens["real"] += int(lengths.sum())
-        self.tokens["padded"] += sum(len(part) * int(lengths[part].max()) for part in index)
+        index = at_most(length_sorted_chunks(lengths, 1 if self.packed else self.chunks), self.rows)
+        real = int(lengths.sum())
+        padded = sum(len(part) * int(lengths[part].max()) for part in index)
+        self.tokens["real"] += real
+        self.tokens["padded"] += real if self.packed else padded
+        collate = pack_rows if self.packed else pad_rows
         return {
-            "chunks": [pad_rows(self.model, [rows[i] for i in part]) for part in index],
+            "chunks": [collate(self.model, [rows[i] for i in part]) for part in index],
             "inverse": torch.from_numpy(np.argsort(np.concatenate(index))),
             "pair_id": torch.from_numpy(ids),
             "text_id": torch.from_numpy(self.pairs.text[texts]),

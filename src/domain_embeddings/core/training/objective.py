@@ -21,6 +21,7 @@ from domain_embeddings.core.losses.info_nce import false_negative_mask, nested_i
 from domain_embeddings.core.losses.nesting import full_precision, no_autocast
 from domain_embeddings.core.losses.reze import RezeLoss
 from domain_embeddings.core.losses.simcse import ViewHead
+from domain_embeddings.core.losses.tokens import TokenLayout
 from domain_embeddings.core.losses.width_weighting import WidthWeighting
 from domain_embeddings.core.training.batches import Batch
 from domain_embeddings.core.training.distributed import gather_ids, gather_texts
@@ -124,15 +125,16 @@ class Outputs:
 
     Args:
         embeddings: Shape (n_texts, d), in the order of the batch's texts.
-        hidden_states: Per chosen layer, the hidden states of every chunk, each (b, L, d).
-        masks: Attention mask of every chunk, each (b, L).
+        hidden_states: Per chosen layer, the hidden states of every chunk, each (b, L, d), or
+            (1, T, d) of a packed one.
+        chunks: What the chunks were, without their tokens.
         lowest: Hidden states of the lowest of these layers, or of the last one, as the model made
             them. Whatever the loss looks at depends on them.
     """
 
     embeddings: Tensor
     hidden_states: list[list[Tensor]]
-    masks: list[Tensor]
+    chunks: list[dict[str, Any]]
     lowest: list[Tensor]
 
 
@@ -174,8 +176,19 @@ def forward_chunks(  # noqa: PLR0913, PLR0917 - the model, its input and what is
         cached(encode, inputs) if cache else encode(inputs) for inputs in tokens(batch["chunks"])
     ]
     embeddings, lowest, *hidden = [list(parts) for parts in zip(*results, strict=True)]
-    masks = [chunk["attention_mask"] for chunk in batch["chunks"]]
-    return Outputs(torch.cat(embeddings)[batch["inverse"]], hidden, masks, lowest)
+    kept = [{k: v for k, v in chunk.items() if k != "input_ids"} for chunk in batch["chunks"]]
+    return Outputs(torch.cat(embeddings)[batch["inverse"]], hidden, kept, lowest)
+
+
+def token_layout(chunks: Sequence[Mapping[str, Any]]) -> TokenLayout:
+    """Say where the tokens of each text are, in padded or in packed chunks."""
+    if "seq_idx" not in chunks[0]:
+        return TokenLayout.from_masks([chunk["attention_mask"] for chunk in chunks])
+    sequences, count = [], 0
+    for chunk in chunks:
+        sequences.append(chunk["seq_idx"].flatten() + count)
+        count += len(chunk["cu_seq_lens_q"]) - 1
+    return TokenLayout.from_packed(torch.cat(sequences), count, len(chunks))
 
 
 def _states(features: Mapping[str, Any], layer: int, last: int) -> Tensor:
@@ -341,7 +354,7 @@ class Objective(nn.Module):
             hidden = outputs.hidden_states
             if p.mapping == "pairs":
                 hidden = [hidden[k] for k in chosen]
-            align, parts = self.alignment(hidden, outputs.masks, widths)
+            align, parts = self.alignment(hidden, token_layout(outputs.chunks), widths)
             total = total + rise * self.gamma * align
             components.update(align=align, **parts)
             terms |= {
@@ -367,8 +380,8 @@ class Objective(nn.Module):
         layers = []
         for states in outputs.hidden_states:
             chunks = [
-                pool({"token_embeddings": chunk, "attention_mask": mask})["sentence_embedding"]
-                for chunk, mask in zip(states, outputs.masks, strict=True)
+                pool({**chunk, "token_embeddings": own})["sentence_embedding"]
+                for own, chunk in zip(states, outputs.chunks, strict=True)
             ]
             layers.append(torch.cat(chunks)[inverse])
         return layers

@@ -19,6 +19,7 @@ from domain_embeddings.core.encoders.adapters import add_adapters, count_paramet
 from domain_embeddings.core.encoders.batching import pad_rows
 from domain_embeddings.core.encoders.interpolation import interpolate
 from domain_embeddings.core.encoders.loading import backbone, describe, transformer_layers
+from domain_embeddings.core.encoders.packing import can_pack, packing
 from domain_embeddings.core.encoders.relations import pair_table_hash, pair_texts
 from domain_embeddings.core.encoders.widths import nested_widths
 from domain_embeddings.core.errors import ParameterError, TrainingError
@@ -130,8 +131,14 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
     tokenised = tokenise_pairs(model, pairs, task_specs)
     _require_untruncated(tokenised.truncated, parameters.max_truncated)
     _require_views(model, tokenised, parameters)
+    packed = parameters.packing == "auto" and can_pack(model)
     collator = PairCollator(
-        model, tokenised, parameters.chunks, recipe(parameters).views, parameters.gradient_cache
+        model,
+        tokenised,
+        parameters.chunks,
+        recipe(parameters).views,
+        parameters.gradient_cache,
+        packed,
     )
     with tempfile.TemporaryDirectory(prefix="domain_embeddings_") as folder:
         arguments = training_arguments(parameters, seed, folder)
@@ -149,10 +156,11 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
             dev=dev,
             checkpoints=find_checkpoints(checkpoint_root, parameters, arguments, data),
         )
-        if parameters.launch.fsdp and workers() > 1:
-            seconds, model = _run_sharded(trainer, model, parameters)
-        else:
-            seconds = _run(trainer, model, parameters)
+        with packing(model, on=packed):
+            if parameters.launch.fsdp and workers() > 1:
+                seconds, model = _run_sharded(trainer, model, parameters)
+            else:
+                seconds = _run(trainer, model, parameters)
     if dev is not None:
         dev.restore(model)
     trained, total = count_parameters(objective)
@@ -186,6 +194,7 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         **peak_gpu_memory(model.device),
         "precision": "bf16" if trainer.args.bf16 else "fp32",
         "device": str(model.device),
+        "packed": packed,
         "chunks": parameters.chunks,
         "masked_negatives": _mean_of(trainer.history, "masked_negatives"),
         "gradient_norms": {
