@@ -26,7 +26,7 @@ def load(data: Path) -> pd.DataFrame:
     scores = pd.concat(frames)
     newest = scores.groupby("seed")["run"].transform("max")
     rows = (scores["run"] == newest) & (scores["task"] == "mean") & (scores["transform"] == "none")
-    return scores[rows]
+    return scores[rows & (scores["precision"] == "float32")]
 
 
 def table(scores: pd.DataFrame) -> str:

@@ -95,6 +95,7 @@ def _row(  # noqa: PLR0917
         "model": model,
         "method": "reference" if model.startswith("reference") else "reze_mic",
         "transform": transform,
+        "precision": "float32",
         "task": task,
         "type": kind,
         "width": width,

@@ -20,7 +20,14 @@ VALID_NAME = re.compile(r"^[/\w.\- :]+$")
 def scores() -> pd.DataFrame:
     difference = "adapted_minus_reference"
     rows = [
-        {"model": model, "transform": transform, "task": task, "width": width, "main": True}
+        {
+            "model": model,
+            "transform": transform,
+            "precision": "float32",
+            "task": task,
+            "width": width,
+            "main": True,
+        }
         for model in ("reference", "adapted", difference, f"{difference}_pca")
         for transform in ("none", "pca")
         for task in ("tickets", "mean")
@@ -36,6 +43,12 @@ def test_every_main_score_has_a_name_and_step_of_its_own():
     assert len(keys) == len(set(keys)) == 32 + 2
     assert all(VALID_NAME.match(name) for name, _ in keys)
     assert 0.99 not in [value for _, value, _ in metrics]
+
+
+def test_of_quantised_scores_the_mean_is_tracked_under_the_name_of_the_precision():
+    table = scores()[lambda rows: (rows["model"] == "adapted") & (rows["transform"] == "none")]
+    names = {name for name, _, _ in hooks.score_metrics(table.assign(precision="int8"))}
+    assert names == {"adapted.int8.mean.by_width"}
 
 
 def test_only_the_mean_of_the_adapted_model_gets_a_metric_per_width():

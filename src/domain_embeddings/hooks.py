@@ -300,6 +300,8 @@ class SummaryHook:
 
 
 Metric = tuple[str, float, int]
+# Vectors as they come out of the model: the name of a metric does not say it.
+PLAIN = ("none", "float32")
 
 
 def score_metrics(scores: pd.DataFrame) -> Iterator[Metric]:
@@ -312,11 +314,13 @@ def score_metrics(scores: pd.DataFrame) -> Iterator[Metric]:
         Name, value and step. The series lets the MLflow UI overlay quality by width of many runs.
     """
     main = scores[scores["main"]]
+    # Of quantised vectors the mean is enough: every series is one more chart in the UI.
+    main = main[(main["precision"] == "float32") | (main["task"] == "mean")]
     for row in main.itertuples():
         # A dot, because a comparison may be called `..._pca` without being under that transform.
-        stem = row.model if row.transform == "none" else f"{row.model}.{row.transform}"
-        yield f"{stem}.{row.task}.by_width", row.value, row.width
-        if row.task == "mean" and row.model == "adapted" and row.transform == "none":
+        kind = [part for part in (row.transform, row.precision) if part not in PLAIN]
+        yield ".".join([row.model, *kind, row.task, "by_width"]), row.value, row.width
+        if row.task == "mean" and row.model == "adapted" and not kind:
             yield f"score_dim_{row.width}", row.value, 0
 
 

@@ -269,6 +269,7 @@ class EvaluationParameters(Section):
 
     split: Literal["dev", "test"] = "test"
     transforms: list[Literal["none", "pca", "pca_centred", "shared", "whitening"]] = ["none", "pca"]
+    precisions: list[Literal["float32", "int8", "binary"]] = ["float32", "int8", "binary"]
     batch_tokens: Count = 16_384
     store: StoreParameters | None = StoreParameters()
     fit_pairs: Count = 2_000
@@ -281,6 +282,16 @@ class EvaluationParameters(Section):
     def _check_transforms(self) -> Self:
         if "none" not in self.transforms or len(set(self.transforms)) < len(self.transforms):
             msg = f"transforms: must hold 'none' and no name twice, got {self.transforms}"
+            raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _check_precisions(self) -> Self:
+        if "float32" not in self.precisions or len(set(self.precisions)) < len(self.precisions):
+            msg = (
+                f"precisions: must hold 'float32', which the others are compared with, and no name "
+                f"twice, got {self.precisions}"
+            )
             raise ValueError(msg)
         return self
 

@@ -15,7 +15,7 @@ import pytest
 from kedro.config import OmegaConfigLoader
 from kedro_project import DATA, KEDRO, PLACES, FinishedRun, Project, make_project
 
-KEY = ["model", "method", "transform", "task", "width", "metric", "seed"]
+KEY = ["model", "method", "transform", "precision", "task", "width", "metric", "seed"]
 WIDTHS = [4, 8, 16, 32]
 
 
@@ -269,6 +269,7 @@ def test_scores_are_tracked_by_name_and_as_a_series_over_widths(finished):
     [run] = finished.project.mlflow_runs()
     client = MlflowClient(f"sqlite:///{finished.project.folder / DATA / 'mlflow.db'}")
     scores = finished.project.frame(SCORES, finished.version)
+    scores = scores[scores["precision"] == "float32"]
     rows = scores[scores["main"] & (scores["transform"] == "none") & (scores["task"] == "mean")]
     expected = rows[rows["model"] == "adapted"].set_index("width")["value"].to_dict()
     series = client.get_metric_history(run.info.run_id, "adapted.mean.by_width")

@@ -15,7 +15,7 @@ from tiny_models import tiny_sentence_transformer
 from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.encoders import batching
 from domain_embeddings.core.encoders.rotation import rotate_model
-from domain_embeddings.core.errors import DataError, ParameterError
+from domain_embeddings.core.errors import DataError, ParameterError, ProvenanceError
 from domain_embeddings.hooks import score_metrics
 from domain_embeddings.parameters import (
     ClassificationProbe,
@@ -27,6 +27,7 @@ from domain_embeddings.pipelines.evaluation import create_pipeline
 from domain_embeddings.pipelines.evaluation.nodes import (
     embed_adapted,
     embed_reference,
+    fit_quantisation,
     measure_geometry,
     score,
 )
@@ -58,6 +59,10 @@ def banks(models):
     reference = embed_reference(models[0], *INPUTS, PARAMETERS, [4, 8], 3)
     models[1].trained_widths = [8, WIDTH]
     return reference, embed_adapted(models[1], *INPUTS, PARAMETERS, [4, 8], 3)
+
+
+def ranges(banks) -> Bundle:
+    return fit_quantisation(*banks, *INPUTS[1:], PARAMETERS, [4, 8], 3)
 
 
 def eigenspace(header) -> Bundle:
@@ -96,10 +101,13 @@ def test_texts_are_encoded_once_however_many_widths_are_scored(banks, monkeypatc
         pytest.fail("scoring encodes")
 
     monkeypatch.setattr(batching, "encode", fail)
-    scores, replicates = score(*banks, *INPUTS, PARAMETERS, {"method": "mic"}, [4, 8], 3)
-    assert len(replicates.header["rows"]) == 2 * 2 * 3 * (len(EVALUATED) + 1)
+    inputs = (*banks, ranges(banks), *INPUTS, PARAMETERS)
+    scores, replicates = score(*inputs, {"method": "mic"}, [4, 8], 3)
+    # Two models, as they are in three precisions and after pca, at three widths.
+    assert len(replicates.header["rows"]) == 2 * 4 * 3 * (len(EVALUATED) + 1)
     assert sorted(scores["width"].unique()) == [4, 8, WIDTH]
     assert set(scores["transform"]) == {"none", "pca"}
+    assert set(scores["precision"]) == {"float32", "int8", "binary"}
     assert set(scores.loc[scores["model"] == "adapted", "method"]) == {"mic"}
     assert set(scores["task"]) == {*EVALUATED, "mean"}
 
@@ -119,15 +127,28 @@ def test_a_later_run_finds_its_texts_in_the_store_and_gets_the_same_bank(
             np.testing.assert_array_equal(bank[name], banks[0][name])
 
 
+def test_ranges_are_those_of_the_sampled_training_text(banks):
+    found = ranges(banks)
+    assert set(found.arrays) == {f"{m}_{w}" for m in ("reference", "adapted") for w in (4, 8, 32)}
+    assert found.header["models"]["adapted"]["weight_hash"] == banks[1].header["weight_hash"]
+    assert found.header["texts"]["adapted"] <= 2 * PARAMETERS.fit_pairs
+    swapped = Bundle(found.arrays, {**found.header, "models": {"reference": {"weight_hash": "x"}}})
+    with pytest.raises(ProvenanceError, match="of other weights than the vectors of 'reference'"):
+        score(*banks, swapped, *INPUTS, PARAMETERS, {"method": "mic"}, [4, 8], 3)
+
+
 def test_every_score_has_a_tracked_series_of_its_own(banks):
-    scores, _ = score(*banks, *INPUTS, PARAMETERS, {"method": "mic"}, [4, 8], 3)
+    scores, _ = score(*banks, ranges(banks), *INPUTS, PARAMETERS, {"method": "mic"}, [4, 8], 3)
     tracked = [(name, step) for name, _, step in score_metrics(scores)]
-    assert len(tracked) == len(set(tracked)) == scores["main"].sum() + 3
+    shown = scores["main"] & ((scores["precision"] == "float32") | (scores["task"] == "mean"))
+    assert len(tracked) == len(set(tracked)) == shown.sum() + 3
     assert all(re.fullmatch(r"[\w./ -]+", name) for name, _ in tracked)
     for name in (
         "adapted_minus_full_width.sts.by_width",
         "adapted_minus_reference.pca.mean.by_width",
         "adapted_minus_reference_pca.mean.by_width",
+        "adapted_minus_float32.int8.mean.by_width",
+        "adapted.binary.mean.by_width",
     ):
         assert (name, 4) in tracked
 
@@ -135,7 +156,8 @@ def test_every_score_has_a_tracked_series_of_its_own(banks):
 def test_the_whole_stage_is_reproducible(banks):
     parameters = PARAMETERS.model_copy(update={"transforms": ["pca"]})
     (first, one), (second, two) = (
-        score(*banks, *INPUTS, parameters, {"method": "reze_mic"}, [WIDTH], 3) for _ in range(2)
+        score(*banks, ranges(banks), *INPUTS, parameters, {"method": "reze_mic"}, [WIDTH], 3)
+        for _ in range(2)
     )
     assert first.equals(second)
     np.testing.assert_array_equal(one["replicates"], two["replicates"])
@@ -196,7 +218,7 @@ def test_the_pipeline_connects_banks_scores_and_geometry():
     pipeline = create_pipeline()
     assert pipeline.outputs() == {"truncation_scores", "score_replicates", "geometry_scores"}
     assert {"reference_model", "adapted_model", "relation_eigenspace"} <= pipeline.inputs()
-    assert len(pipeline.nodes) == 4
+    assert len(pipeline.nodes) == 5
 
 
 def test_importing_the_pipeline_loads_nothing_heavy():

@@ -175,6 +175,7 @@ def test_an_environment_leaves_the_rest_of_a_section_alone(tmp_path):
         ("training", {"rotation": {"when": "none", "centre": True}}, "centre needs a rotation"),
         ("evaluation", {"transforms": ["pca"]}, "must hold 'none'"),
         ("evaluation", {"transforms": ["none", "none"]}, "no name twice"),
+        ("evaluation", {"precisions": ["int8"]}, "must hold 'float32'"),
     ],
 )
 def test_options_that_would_be_ignored_or_fail_late_are_refused(section, value, message):

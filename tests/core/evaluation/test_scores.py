@@ -10,7 +10,8 @@ from task_data import pairs, records, specs
 from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.encoders.bank import KEY_BYTES, EmbeddingBank, text_key
 from domain_embeddings.core.encoders.prefix import prefix
-from domain_embeddings.core.errors import ParameterError
+from domain_embeddings.core.encoders.quantisation import calibrate
+from domain_embeddings.core.errors import DataError, ParameterError
 from domain_embeddings.core.evaluation.metrics import METRIC_NAME
 from domain_embeddings.core.evaluation.replicates import seed_scores
 from domain_embeddings.core.evaluation.scores import (
@@ -171,6 +172,22 @@ def test_contrasts_name_what_a_user_could_ship_instead():
     assert all(c.left != c.right for c in found)
 
 
+def test_coarse_vectors_are_compared_with_float32_and_with_full_width():
+    found = contrasts({"reference": 8, "mine": 8}, ("none", "pca"), (4, 8), ("float32", "int8"))
+    plain = contrasts({"reference": 8, "mine": 8}, ("none", "pca"), (4, 8))
+    extra = [contrast for contrast in found if contrast not in plain]
+    assert [c for c in found if c not in extra] == plain
+    expected = []
+    for model in ("reference", "mine"):
+        for width in (4, 8):
+            left = Vectors(model, "none", width, "int8")
+            expected += [
+                Contrast(f"{model}_minus_float32", left, Vectors(model, "none", width)),
+                Contrast(f"{model}_minus_full_width", left, Vectors(model, "none", 8)),
+            ]
+    assert extra == expected
+
+
 def test_a_model_is_not_compared_with_a_full_width_that_was_not_scored():
     found = contrasts({"mine": 8}, ("none",), (2, 4))
     assert found == []
@@ -233,6 +250,59 @@ def test_without_resamples_there_are_values_but_no_bounds(banks):
 def test_more_than_one_adapted_model_can_be_compared(banks):
     rows = run({**banks, "other": make_bank(1.0)}, SweepSettings((4,), ("none",), 20), ("sts",))
     assert {"adapted_minus_reference", "other_minus_reference"} <= set(rows["model"])
+
+
+@pytest.fixture(scope="module")
+def coarse(banks):
+    """Scores of the vectors as they are in all precisions."""
+    settings = SweepSettings((5, D), ("none", "pca"), 50, precisions=("float32", "int8", "binary"))
+    ranges = calibrate(
+        {name: bank.vectors for name, bank in banks.items()},
+        (5, D),
+        {name: bank.header for name, bank in banks.items()},
+    )
+    types = ("classification", "clustering", "retrieval", "sts")
+    return run(banks, settings, types, ranges=ranges)
+
+
+def test_only_vectors_as_they_are_are_quantised(coarse):
+    main = coarse[coarse["main"]]
+    assert not main.duplicated(["model", "transform", "precision", "task", "width"]).any()
+    count = main[main["task"] == "mean"].groupby(["precision", "transform"]).size().to_dict()
+    assert count == {
+        ("float32", "none"): 4 + 2 + 2 + 2 + 2,
+        ("float32", "pca"): 4 + 2 + 2,
+        ("int8", "none"): 4 + 4 + 4,
+        ("binary", "none"): 4 + 4 + 4,
+    }
+
+
+def test_quantised_scores_are_those_of_vectors_that_were_quantised_beforehand(banks, coarse):
+    bank = banks["adapted"]
+    signs = np.where(bank.vectors[:, :5] > 0, 1.0, -1.0).astype(np.float32) / np.float32(5**0.5)
+    keys = np.frombuffer(bank._keys.tobytes(), np.uint8).reshape(-1, KEY_BYTES)
+    other = EmbeddingBank(Bundle({"vectors": signs, "keys": keys}, bank.header))
+    rows = run({"adapted": other}, SweepSettings((5,), ("none",), 50), ("retrieval", "sts"))
+    rows = rows[rows["model"] == "adapted"].set_index(["task", "metric"])
+    found = coarse[
+        (coarse["model"] == "adapted") & (coarse["precision"] == "binary") & (coarse["width"] == 5)
+    ].set_index(["task", "metric"])
+    for task in ("retrieval", "sts"):
+        columns = ["value", "low", "high"]
+        pd.testing.assert_frame_equal(found.loc[task, columns], rows.loc[task, columns], atol=1e-6)
+
+
+def test_int8_costs_next_to_nothing_and_binary_a_lot_at_a_small_width(coarse):
+    rows = coarse[(coarse["task"] == "retrieval") & (coarse["model"] == "reference_minus_float32")]
+    loss = rows[rows["main"]].set_index(["precision", "width"])["value"]
+    assert abs(loss["int8", 5]) < 0.02
+    assert loss["binary", 5] < -0.05
+
+
+def test_int8_without_ranges_is_refused(banks):
+    settings = SweepSettings((5,), ("none",), 0, precisions=("float32", "int8"))
+    with pytest.raises(DataError, match="int8 needs the ranges of the model 'reference' at width"):
+        run(banks, settings, ("sts",))
 
 
 def test_without_a_reference_there_are_no_differences(banks):

@@ -14,6 +14,7 @@ from mteb.types import PromptType
 from domain_embeddings.core.encoders.bank import EmbeddingBank
 from domain_embeddings.core.encoders.prefix import prefix
 from domain_embeddings.core.encoders.prompts import Role, prompt_for
+from domain_embeddings.core.encoders.quantisation import FLOAT32, Quantiser
 from domain_embeddings.core.evaluation.transforms import Transform
 
 TaskPrompts = Mapping[str, Mapping[Role, str]]
@@ -42,7 +43,7 @@ def task_prompts(
 
 
 class BankEncoder:
-    """An encoder for mteb that transforms, truncates and normalises stored embeddings.
+    """An encoder for mteb that transforms, truncates and quantises stored embeddings.
 
     It also follows mteb's search protocol: mteb's own search would rewrite the corpus as a new data
     set for every encoder, which takes longer than the search.
@@ -52,15 +53,17 @@ class BankEncoder:
         prompts: Prompts by task name and role, as used when the bank was built.
         transform: Applied at full width, before the prefix is taken.
         width: Number of leading coordinates that are kept.
+        quantiser: What vectors go through before they are compared.
         name: Model name for mteb, of the form ``organisation/model``.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the vectors, their prompts, and what is done to them
         self,
         bank: EmbeddingBank,
         prompts: TaskPrompts,
         transform: Transform,
         width: int,
+        quantiser: Quantiser | None = None,
         *,
         name: str = "local/bank",
     ) -> None:
@@ -69,6 +72,7 @@ class BankEncoder:
         self.prompts = prompts
         self.transform = transform
         self.width = width
+        self.quantiser = quantiser or Quantiser()
         self._meta = ModelMeta.create_empty(
             overwrites={
                 "name": name,
@@ -122,7 +126,11 @@ class BankEncoder:
             Unit vectors of shape (n, width), float32.
         """
         vectors = self.bank.lookup(texts, self.prompts[task][role])
-        return np.asarray(prefix(self.transform.apply(vectors), self.width), dtype=np.float32)
+        cut = np.asarray(prefix(self.transform.apply(vectors), self.width), dtype=np.float32)
+        if self.quantiser.precision == FLOAT32:
+            return cut
+        # The cosine does not need length 1, but the probes compare lengths as well.
+        return prefix(self.quantiser.restore(cut), self.width)
 
     def index(self, corpus: Any, *, task_metadata: Any, **kwargs: Any) -> None:
         """Embed the documents that the next search looks through.

@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 
 from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.encoders.bank import EmbeddingBank
+from domain_embeddings.core.encoders.quantisation import FLOAT32, quantiser
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.evaluation.encoder import BankEncoder, TaskPrompts, task_prompts
 from domain_embeddings.core.evaluation.replicates import replicates_bundle
@@ -41,13 +42,14 @@ AS_IS = "none"
 MEAN_TASK = "mean"
 GENERAL_MEAN = "general_mean"
 MEAN_METRIC = "main"
-FAMILY = ("model", "transform", "general")
+FAMILY = ("model", "transform", "precision", "general")
 # What the header of the stored replicates says about each of their rows.
-STORED = ("model", "transform", "width", "task", "metric", "type", "general", "n")
+STORED = (*("model", "transform", "precision", "width", "task", "metric", "type", "general", "n"),)
 COLUMNS = (
     "model",
     "method",
     "transform",
+    "precision",
     "task",
     "type",
     "general",
@@ -76,6 +78,7 @@ class SweepSettings:
     Args:
         widths: Prefix widths, increasing.
         transforms: Names of post-hoc transforms.
+        precisions: Names of precisions; other than float32 for the vectors as they are only.
         replicates: Bootstrap resamples; 0 leaves the bounds empty.
         confidence: Mass of the intervals.
         seed: Seed of the tasks' probes; the resamples do not depend on it.
@@ -88,6 +91,7 @@ class SweepSettings:
     confidence: float = 0.95
     seed: int = 0
     split: str = "test"
+    precisions: Sequence[str] = (FLOAT32,)
 
 
 @dataclass(frozen=True)
@@ -116,11 +120,13 @@ class Vectors:
         model: Name of the model.
         transform: Name of the post-hoc transform.
         width: Prefix width.
+        precision: How its numbers are stored.
     """
 
     model: str
     transform: str
     width: int
+    precision: str = FLOAT32
 
 
 @dataclass(frozen=True)
@@ -142,7 +148,10 @@ Scores = Mapping[tuple[Vectors, str], Cell]
 
 
 def contrasts(
-    models: Mapping[str, int], transforms: Sequence[str], widths: Sequence[int]
+    models: Mapping[str, int],
+    transforms: Sequence[str],
+    widths: Sequence[int],
+    precisions: Sequence[str] = (FLOAT32,),
 ) -> list[Contrast]:
     """List the paired comparisons of a sweep.
 
@@ -161,13 +170,19 @@ def contrasts(
 
     * ``<model>_minus_full_width``: against the same vectors at full width. What does the cut cost?
 
+    For every model as it is, at every width and in every precision but float32:
+
+    * ``<model>_minus_float32``: against the same vectors in float32. What do fewer bits cost?
+    * ``<model>_minus_full_width``: against full width in float32. What do cut and bits cost?
+
     Args:
         models: Full width by model name.
         transforms: Names of the evaluated transforms.
         widths: Evaluated widths. A model whose full width is not among them is not compared to it.
+        precisions: Evaluated precisions.
 
     Returns:
-        The contrasts; a name, transform and width occur once.
+        The contrasts; a name, transform, width and precision occur once.
     """
     found = []
     for model, full in models.items():
@@ -186,7 +201,20 @@ def contrasts(
             if width < full and full in widths:
                 rivals["full_width"] = Vectors(model, transform, full)
             found += [Contrast(f"{model}_minus_{name}", left, to) for name, to in rivals.items()]
+        # Only vectors as they are have other precisions.
+        kinds = _coarse(precisions) if AS_IS in transforms else []
+        for precision, width in itertools.product(kinds, widths):
+            left = Vectors(model, AS_IS, width, precision)
+            found.append(Contrast(f"{model}_minus_float32", left, Vectors(model, AS_IS, width)))
+            if full in widths:
+                whole = Vectors(model, AS_IS, full)
+                found.append(Contrast(f"{model}_minus_full_width", left, whole))
     return found
+
+
+def _coarse(precisions: Sequence[str]) -> list[str]:
+    """Leave out float32."""
+    return [precision for precision in precisions if precision != FLOAT32]
 
 
 def check_widths(widths: Sequence[int], width: int, model: str) -> None:
@@ -211,27 +239,29 @@ def sweep(  # noqa: PLR0913 - the five ingredients of an evaluation and two sett
     pairs: pd.DataFrame,
     settings: SweepSettings,
     *,
+    ranges: Bundle | None = None,
     methods: Mapping[str, str] | None = None,
     show_progress: bool = True,
 ) -> tuple[pd.DataFrame, Bundle]:
-    """Score every model, transform, task and width.
+    """Score every model, transform, precision, task and width.
 
     Args:
         banks: Embedding banks by model name; differences are taken to ``reference``, if present.
         tasks: Tasks whose texts are in every bank.
         specs: Task specifications, for the prompts.
         pairs: Sampled training pairs that transforms are fitted on; their texts are in every bank.
-        settings: Widths, transforms and bootstrap.
+        settings: Widths, transforms, precisions and bootstrap.
+        ranges: ``quantisation_ranges`` of all models; needed for int8.
         methods: Training method by model name.
         show_progress: Whether to draw a progress bar.
 
     Returns:
-        Tidy scores with the columns `COLUMNS`, one row per model, transform, task, width and
-        metric:
+        Tidy scores with the columns `COLUMNS`, one row per model, transform, precision, task, width
+        and metric:
 
         * ``model``: a model, or the name of a contrast of `contrasts`, whose rows hold paired
-          differences; ``method``, ``transform``, ``width``, ``prompts`` and ``max_length`` are
-          then those of its left side.
+          differences; ``method``, ``transform``, ``precision``, ``width``, ``prompts`` and
+          ``max_length`` are then those of its left side.
         * ``task``, ``type``, ``n``: the task and its number of test rows; the task ``mean`` is the
           mean of the main metrics of all tasks, which are resampled independently.
         * ``general``: whether the task is a general one. Such tasks are not in ``mean``; the task
@@ -249,21 +279,29 @@ def sweep(  # noqa: PLR0913 - the five ingredients of an evaluation and two sett
 
     Raises:
         ParameterError: A width exceeds the width of a model.
+        DataError: There are no ranges for int8.
     """
     for name, bank in banks.items():
         check_widths(settings.widths, bank.width, name)
         _warn_untrained(settings.widths, bank, name)
-    counts = {task.name: _counts(task, settings) for task in tasks}
+    counts = {task.name: task_draws(task, settings.replicates) for task in tasks}
     cells: dict[tuple[Vectors, str], Cell] = {}
-    total = len(banks) * len(settings.transforms) * len(tasks) * len(settings.widths)
+    kinds = len(settings.transforms) + len(_coarse(settings.precisions))
+    total = len(banks) * kinds * len(tasks) * len(settings.widths)
     with tqdm(total=total, disable=not show_progress) as bar:
         for name, bank, transform in _fitted(banks, specs, pairs, settings):
             prompts = task_prompts(specs, bank.header["prompts"])
-            for task, width in itertools.product(tasks, settings.widths):
-                bar.set_description(f"{name} {transform.name} {task.name} {width}")
-                encoder = BankEncoder(bank, prompts, transform, width, name=f"local/{name}")
-                measured = _measure(task.run(encoder), counts[task.name])
-                cells[Vectors(name, transform.name, width), task.name] = measured
+            weights = bank.header.get("weight_hash")
+            for precision, task, width in itertools.product(
+                settings.precisions if transform.name == AS_IS else (FLOAT32,),
+                tasks,
+                settings.widths,
+            ):
+                bar.set_description(f"{name} {transform.name} {precision} {task.name} {width}")
+                codes = quantiser(precision, name, width, ranges, weight_hash=weights)
+                encoder = BankEncoder(bank, prompts, transform, width, codes, name=f"local/{name}")
+                measured = measure(task.run(encoder), counts[task.name])
+                cells[Vectors(name, transform.name, width, precision), task.name] = measured
                 bar.update()
     table = _Table(banks, tasks, specs, settings, dict(methods or {}))
     return table.rows(cells), table.replicates(cells)
@@ -300,12 +338,20 @@ def _warn_untrained(widths: Sequence[int], bank: EmbeddingBank, name: str) -> No
         )
 
 
-def _counts(task: LocalTask, settings: SweepSettings) -> np.ndarray:
-    """Draw the resamples of a task: the same for every model and run, independent between tasks."""
-    seed = zlib.crc32(task.name.encode())
-    if settings.replicates == 0:
+def task_draws(task: LocalTask, replicates: int) -> np.ndarray:
+    """Draw the resamples of a task: the same for every model and run, independent between tasks.
+
+    Args:
+        task: The task.
+        replicates: Number of resamples.
+
+    Returns:
+        How often each unit was drawn, shape (replicates, units), uint16.
+    """
+    if replicates == 0:
         return np.empty((0, task.units), dtype=np.uint16)
-    return draw_counts(resample_indices(task.units, settings.replicates, seed))
+    seed = zlib.crc32(task.name.encode())
+    return draw_counts(resample_indices(task.units, replicates, seed))
 
 
 def _fitted(
@@ -325,8 +371,13 @@ def _fitted(
             yield name, bank, fitted
 
 
-def _measure(result: TaskResult, counts: np.ndarray) -> Cell:
-    """Attach bootstrap replicates to the scores that can be resampled."""
+def measure(result: TaskResult, counts: np.ndarray) -> Cell:
+    """Attach bootstrap replicates to the scores that can be resampled.
+
+    Args:
+        result: What an encoder scored on a task.
+        counts: The draws of the task (`task_draws`).
+    """
     return {
         metric: Measurement(value, statistic(counts))
         if (statistic := result.statistics.get(metric)) is not None
@@ -385,7 +436,8 @@ class _Table:
     def _differences(self, cells: Scores) -> Iterator[tuple[dict[str, Any], Measurement]]:
         """Yield the paired differences of all contrasts."""
         models = {name: bank.width for name, bank in self.banks.items()}
-        for contrast in contrasts(models, self.settings.transforms, self.settings.widths):
+        swept = self.settings
+        for contrast in contrasts(models, swept.transforms, swept.widths, swept.precisions):
             gained = {
                 task.name: _subtract(
                     cells[contrast.left, task.name], cells[contrast.right, task.name]
@@ -404,6 +456,7 @@ class _Table:
             "model": label,
             "method": self.methods.get(vectors.model, vectors.model),
             "transform": vectors.transform,
+            "precision": vectors.precision,
             "width": vectors.width,
             "confidence": self.settings.confidence,
             "seed": self.settings.seed,

@@ -19,12 +19,13 @@ RIVAL = f"{DIFFERENCE}_{RIVAL_TRANSFORM}"
 FULL_WIDTH = "full_width"
 MEAN = "mean"
 AS_IS = "none"
+FLOAT32 = "float32"
 
 _CURVE = ["model", "transform", "task", "type", "width", "metric"]
 _LAST_COMPONENTS = ("learning_rate", "grad_norm")
 
 
-def main_scores(scores: pd.DataFrame) -> pd.DataFrame:
+def main_scores(scores: pd.DataFrame, precision: str = FLOAT32) -> pd.DataFrame:
     """Select the main metric of every task, one row per (model, transform, task, width).
 
     Several seeds become one row: the mean value with the widest bounds, so that an interval never
@@ -32,6 +33,7 @@ def main_scores(scores: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         scores: The tidy frame ``truncation_scores``; values between 0 and 1.
+        precision: How the vectors are stored.
 
     Returns:
         Columns model, transform, task, type, width, metric, value, low, high, n.
@@ -39,6 +41,9 @@ def main_scores(scores: pd.DataFrame) -> pd.DataFrame:
     Raises:
         DataError: If there is no main metric at all.
     """
+    # Scores of runs before there were precisions have no such column.
+    if "precision" in scores:
+        scores = scores[scores["precision"] == precision]
     main = scores[scores["main"].astype(bool)]
     if main.empty:
         msg = "truncation_scores has no row of a main metric: run the stage 'evaluation' first"

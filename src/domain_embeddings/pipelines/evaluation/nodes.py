@@ -62,9 +62,49 @@ def embed_adapted(
     return _embed(model, evaluation_tasks, training_pairs, task_specs, evaluation, widths, seed)
 
 
+def fit_quantisation(
+    reference_embeddings: Bundle,
+    adapted_embeddings: Bundle,
+    training_pairs: pd.DataFrame,
+    task_specs: Specs,
+    evaluation: EvaluationParameters,
+    widths: list[int],
+    seed: int,
+) -> Bundle:
+    """Take the int8 ranges of both models, at every width, from sampled training pairs.
+
+    Args:
+        reference_embeddings: Embedding bank of the untouched model.
+        adapted_embeddings: Embedding bank of the adapted model.
+        training_pairs: Training pairs.
+        task_specs: Task specifications.
+        evaluation: Parameters of the stage.
+        widths: Prefix widths; the model's full width joins.
+        seed: Seed of the sampled pairs.
+
+    Returns:
+        Ranges by model and width (``core.encoders.quantisation.calibrate``).
+    """
+    from domain_embeddings.core.encoders.bank import EmbeddingBank
+    from domain_embeddings.core.encoders.quantisation import calibrate
+    from domain_embeddings.core.evaluation.sampling import fit_vectors, sample_pairs
+
+    banks = {
+        "reference": EmbeddingBank(reference_embeddings),
+        "adapted": EmbeddingBank(adapted_embeddings),
+    }
+    pairs = sample_pairs(training_pairs, evaluation.fit_pairs, seed)
+    return calibrate(
+        {name: fit_vectors(bank, pairs, task_specs) for name, bank in banks.items()},
+        nested_widths(widths, banks["reference"].width),
+        {name: bank.header for name, bank in banks.items()},
+    )
+
+
 def score(
     reference_embeddings: Bundle,
     adapted_embeddings: Bundle,
+    quantisation_ranges: Bundle,
     evaluation_tasks: pd.DataFrame,
     training_pairs: pd.DataFrame,
     task_specs: Specs,
@@ -73,11 +113,12 @@ def score(
     widths: list[int],
     seed: int,
 ) -> tuple[pd.DataFrame, Bundle]:
-    """Score both models at every width, under every transform, on every task.
+    """Score both models at every width, under every transform and precision, on every task.
 
     Args:
         reference_embeddings: Embedding bank of the untouched model.
         adapted_embeddings: Embedding bank of the adapted model.
+        quantisation_ranges: int8 ranges of both.
         evaluation_tasks: Records of the tasks.
         training_pairs: Training pairs; a sample of them is what transforms are fitted on.
         task_specs: Task specifications.
@@ -101,6 +142,7 @@ def score(
     settings = SweepSettings(
         widths=nested_widths(widths, banks["reference"].width),
         transforms=evaluation.transforms,
+        precisions=evaluation.precisions,
         replicates=evaluation.bootstrap,
         confidence=evaluation.confidence,
         seed=seed,
@@ -112,6 +154,7 @@ def score(
         task_specs,
         sample_pairs(training_pairs, evaluation.fit_pairs, seed),
         settings,
+        ranges=quantisation_ranges,
         methods={"adapted": training_report["method"]},
     )
 

@@ -7,6 +7,7 @@ from kedro.pipeline import Pipeline, node
 from domain_embeddings.pipelines.evaluation.nodes import (
     embed_adapted,
     embed_reference,
+    fit_quantisation,
     measure_geometry,
     score,
 )
@@ -32,8 +33,21 @@ def create_pipeline() -> Pipeline:
                 name="embed_adapted",
             ),
             node(
+                fit_quantisation,
+                [*banks, *texts[1:], *settings],
+                "quantisation_ranges",
+                name="fit_quantisation",
+            ),
+            node(
                 score,
-                [*banks, *texts, "params:evaluation", "training_report", *settings[1:]],
+                [
+                    *banks,
+                    "quantisation_ranges",
+                    *texts,
+                    "params:evaluation",
+                    "training_report",
+                    *settings[1:],
+                ],
                 ["truncation_scores", "score_replicates"],
                 name="score",
             ),
