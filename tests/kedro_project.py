@@ -45,15 +45,18 @@ class Project:
 
     def run(self, *arguments: str) -> Result:
         """Do what `kedro run --env=test` does, in this process."""
+        return self.command("run", "--env=test", *arguments)
+
+    def command(self, *arguments: str, **environment: str) -> Result:
+        """Do what `kedro` does with these arguments, in this process."""
         from domain_embeddings.cli import cli
 
         # OmegaConf keeps the first resolver of a name; one of another test could point elsewhere.
         OmegaConf.clear_resolver("project_path")
         with contextlib.chdir(self.folder):
             metadata = bootstrap_project(self.folder)
-            return CliRunner(env=ENVIRONMENT).invoke(
-                cli, ["run", "--env=test", *arguments], obj=metadata
-            )
+            runner = CliRunner(env={**ENVIRONMENT, **environment})
+            return runner.invoke(cli, arguments, obj=metadata)
 
     def start(self, *command: str) -> subprocess.Popen[str]:
         """Start a process in the folder; its output and errors come together."""

@@ -26,16 +26,15 @@ def cli() -> None:
     """Commands of the domain_embeddings project."""
 
 
-class FriendlyRun(click.Command):
-    """`kedro run` whose known errors end in one message and exit code 1."""
+class FriendlyCommand(click.Command):
+    """A command whose known errors end in one message and exit code 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the pipeline.
+        """Do it.
 
         Raises:
             ClickException: For an error the user can correct.
         """
-        check_names(ctx.params)
         try:
             with terminable():
                 return super().invoke(ctx)
@@ -51,6 +50,15 @@ class FriendlyRun(click.Command):
                 raise
             logger.debug("The run ended with:", exc_info=True)
             raise click.ClickException(message) from None
+
+
+class FriendlyRun(FriendlyCommand):
+    """`kedro run`, which refuses unknown names first."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the pipeline."""
+        check_names(ctx.params)
+        return super().invoke(ctx)
 
 
 class Terminated(KeyboardInterrupt):
@@ -154,5 +162,56 @@ def _mark_as_killed() -> None:
 cli.add_command(
     FriendlyRun(
         name="run", callback=kedro_run.callback, params=kedro_run.params, help=kedro_run.help
+    )
+)
+
+
+def _compare(env: str | None, params: dict[str, Any], **options: Any) -> None:
+    """Compare settings over seeds, or MLflow runs, in one report.
+
+    Ingestion to reze is computed once, every setting and seed is a run of its own. The same command
+    again goes on where it was stopped.
+    """
+    from pathlib import Path
+
+    from kedro.utils import find_kedro_project
+
+    from domain_embeddings.compare.command import Request, compare
+    from domain_embeddings.compare.plan import open_project
+
+    root = find_kedro_project(Path.cwd()) or Path.cwd()
+    code = compare(open_project(root, env, params), Request(**options), click.echo)
+    if code:
+        sys.exit(code)
+
+
+_RUN_OPTIONS = [option for option in kedro_run.params if option.name in ("env", "params")]
+cli.add_command(
+    FriendlyCommand(
+        name="compare",
+        callback=_compare,
+        help=_compare.__doc__,
+        params=[
+            click.Option(["--methods"], default="", help="Methods, for example mrl,mic,reze_mic."),
+            click.Option(["--seeds"], default="0", help="Seeds, for example 0,1,2."),
+            click.Option(
+                ["--variant", "variants"],
+                multiple=True,
+                help="Another setting, as name:key=value;key=value; may be repeated.",
+            ),
+            *_RUN_OPTIONS,
+            click.Option(["--runs"], default="", help="Compare MLflow runs: their ids."),
+            click.Option(
+                ["--filter", "query"],
+                help="Compare MLflow runs, for example \"params.training.method = 'mic'\".",
+            ),
+            click.Option(["--name"], help="Folder of the report below comparison/."),
+            click.Option(
+                ["--width"], type=int, help="Width of the pairwise comparison; 64 by default."
+            ),
+            click.Option(
+                ["--fresh"], is_flag=True, help="Compute everything anew, whatever there is."
+            ),
+        ],
     )
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from domain_embeddings.core.errors import DataError, ParameterError, user_error
 from domain_embeddings.core.training.checkpoints import remove_checkpoints, require_writable
 from domain_embeddings.core.training.memory import peak_memory_mib
 from domain_embeddings.parameters import Parameters, check_parameters
+from domain_embeddings.records import FOLDER, RunRecord, inputs_digest, write_record
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ ARTIFACTS = (
     "training_report",
     "training_history",
     "truncation_scores",
+    "score_replicates",
     "geometry_scores",
     "width_recommendation",
     "adaptation_report",
@@ -157,19 +160,19 @@ class TrackingHook:
         self._track(_log_parameters, parameters.model_dump(mode="json"), run_params)
         if _trains(pipeline):
             # What a person looks for in a list of runs, more than the name of the pipeline.
-            self._track(_set_tag, "mlflow.runName", parameters.training.method)
+            self._track(_set_tag, "mlflow.runName", _run_name(parameters))
 
     @hook_impl
     def after_dataset_loaded(self, dataset_name: str) -> None:
         """Record which version of an entry was loaded."""
-        version = self._version(dataset_name, "resolve_load_version")
+        version = _version(self._catalog, dataset_name, "resolve_load_version")
         if version:
             self._track(_set_tag, f"loaded.{dataset_name}", version)
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, data: Any) -> None:
         """Record the saved version, and the figures and artifacts of the entries that have some."""
-        version = self._version(dataset_name, "resolve_save_version")
+        version = _version(self._catalog, dataset_name, "resolve_save_version")
         if version:
             self._track(_set_tag, f"saved.{dataset_name}", version)
         log = METRICS.get(dataset_name)
@@ -228,22 +231,83 @@ class TrackingHook:
         self._failures = 0
         return True
 
-    def _version(self, name: str, resolve: str) -> str | None:
-        dataset = self._catalog.get(name) if name in self._catalog else None
-        if isinstance(dataset, AbstractVersionedDataset):
-            version: str | None = getattr(dataset, resolve)()
-            return version
-        return None
-
     def _path(self, name: str) -> Path:
         dataset = self._catalog.get(name)
         return Path(str(dataset._get_versioned_path(dataset.resolve_save_version())))
+
+
+def _version(catalog: CatalogProtocol, name: str, resolve: str) -> str | None:
+    """Return the version that an entry was loaded or saved in; None for one without versions."""
+    dataset = catalog.get(name) if name in catalog else None
+    if isinstance(dataset, AbstractVersionedDataset):
+        version: str | None = getattr(dataset, resolve)()
+        return version
+    return None
 
 
 def _reason(error: Exception) -> str:
     """Return the beginning of an error's message on one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]} ..."
+
+
+class RecordHook:
+    """Leave a record of every run, by which `kedro compare` finds results again."""
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Note parameters, inputs and the place of the records."""
+        loader = context.config_loader
+        self._folder = Path(context.project_path) / loader["globals"]["data"] / FOLDER
+        parameters = Parameters.model_validate(dict(loader["parameters"]))
+        self._parameters = parameters.model_dump(mode="json")
+        self._inputs = inputs_digest(loader["catalog"], Path(context.project_path))
+
+    @hook_impl
+    def before_pipeline_run(self, catalog: CatalogProtocol) -> None:
+        """Start without any version."""
+        self._started = time.monotonic()
+        self._catalog = catalog
+        self._loaded: dict[str, str] = {}
+        self._saved: dict[str, str] = {}
+
+    @hook_impl
+    def after_dataset_loaded(self, dataset_name: str) -> None:
+        """Note which version was read."""
+        version = _version(self._catalog, dataset_name, "resolve_load_version")
+        if version and dataset_name not in self._saved:
+            self._loaded[dataset_name] = version
+
+    @hook_impl
+    def after_dataset_saved(self, dataset_name: str) -> None:
+        """Note which version was made."""
+        version = _version(self._catalog, dataset_name, "resolve_save_version")
+        if version:
+            self._saved[dataset_name] = version
+
+    # First, because the others close the MLflow run whose id is noted.
+    @hook_impl(tryfirst=True)
+    def after_pipeline_run(self, run_params: dict[str, Any]) -> None:
+        """Keep the record of a run that came to its end."""
+        self._write(run_params, finished=True)
+
+    @hook_impl(tryfirst=True)
+    def on_pipeline_error(self, run_params: dict[str, Any]) -> None:
+        """Keep the record of a run that failed: what it made before that is there."""
+        self._write(run_params, finished=False)
+
+    def _write(self, run_params: dict[str, Any], *, finished: bool) -> None:
+        record = RunRecord(
+            version=run_params["run_id"],
+            finished=finished,
+            parameters=self._parameters,
+            inputs=self._inputs,
+            loaded=self._loaded,
+            saved=self._saved,
+            run_id=_open_run_id(),
+            seconds=round(time.monotonic() - self._started, 3),
+        )
+        write_record(self._folder, record)
 
 
 class CheckpointsHook:
@@ -363,9 +427,21 @@ def flatten(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _run_is_open() -> bool:
-    import mlflow
+    return bool(_open_run_id())
 
-    return mlflow.active_run() is not None
+
+def _open_run_id() -> str:
+    """Return the id of the open MLflow run; empty if there is none."""
+    # Importing MLflow takes seconds, and without it there is no run.
+    mlflow = sys.modules.get("mlflow")
+    run = mlflow.active_run() if mlflow is not None else None
+    return "" if run is None else str(run.info.run_id)
+
+
+def _run_name(parameters: Parameters) -> str:
+    """Name a run that trains: as MLflow's own variable says, else by method and seed."""
+    named = os.environ.get("MLFLOW_RUN_NAME")
+    return named or f"{parameters.training.method}, seed {parameters.seed}"
 
 
 def _log_parameters(parameters: dict[str, Any], run_params: dict[str, Any]) -> None:

@@ -33,11 +33,12 @@ logging.getLogger("py.warnings").addFilter(
 from domain_embeddings.hooks import (  # noqa: E402 - needs the environment above
     CheckpointsHook,
     ParametersHook,
+    RecordHook,
     SummaryHook,
     TrackingHook,
 )
 
-HOOKS = (ParametersHook(), TrackingHook(), CheckpointsHook(), SummaryHook())
+HOOKS = (ParametersHook(), TrackingHook(), RecordHook(), CheckpointsHook(), SummaryHook())
 # TrackingHook calls kedro-mlflow's hook itself, see there. Kedro compares with the name as the
 # distribution spells it, which is with an underscore today.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow", "kedro-mlflow")

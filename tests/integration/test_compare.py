@@ -1,0 +1,318 @@
+"""`kedro compare` on the small project: what runs, what does not run again, what is reported."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from click.testing import Result
+from kedro_project import DATA, PLACES, Project, make_project
+
+from domain_embeddings.compare import execute
+from domain_embeddings.compare.execute import CellError, run_kedro
+
+METHODS, SEEDS = ("mrl", "mic"), (0, 1)
+COMMAND = ("compare", "--env=test", "--methods=mrl,mic", "--seeds=0,1")
+CELLS = [f"{method}_{seed}" for seed in SEEDS for method in METHODS]
+FOLDER = DATA / "08_reporting/comparison"
+
+
+@dataclass
+class InProcess:
+    """Does `kedro run` in this process, which saves the seconds of starting one.
+
+    Args:
+        project: The project.
+        failing: Names of runs that fail.
+    """
+
+    project: Project
+    failing: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.done: list[str] = []
+
+    def __call__(self, options, environment, stem: Path) -> None:
+        self.done.append(stem.name)
+        if stem.name in self.failing:
+            raise CellError("planted")
+        config = stem.with_suffix(".yml")
+        config.write_text(yaml.safe_dump({"run": dict(options)}), encoding="utf-8")
+        own = {key: environment[key] for key in environment if key.startswith("MLFLOW_RUN_")}
+        result = self.project.command("run", f"--config={config}", **own)
+        if result.exit_code:
+            raise CellError(result.output[-500:])
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two attempts at one comparison: a run of the first fails, the second goes on."""
+
+    project: Project
+    first: Result
+    second: Result
+    started: tuple[list[str], list[str]]
+
+    @property
+    def page(self) -> str:
+        return (self.project.folder / FOLDER / "mrl-mic/comparison.html").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    project = make_project(tmp_path_factory.mktemp("compared") / "project")
+    project.keep_tasks("topics", "questions")
+    results, started = [], []
+    with pytest.MonkeyPatch.context() as patch:
+        for failing in (("mic_0",), ()):
+            runner = InProcess(project, failing)
+            patch.setattr(execute, "run_kedro", runner)
+            results.append(project.command(*COMMAND))
+            started.append(runner.done)
+    return Compared(project, results[0], results[1], (started[0], started[1]))
+
+
+def test_a_run_that_fails_does_not_stop_the_others(compared):
+    assert compared.first.exit_code == 1
+    assert compared.started[0] == ["upstream_0", *CELLS]
+    assert "[2/4] mic, seed 0: FAILED. planted" in compared.first.output
+    assert "[4/4] mic, seed 1: done" in compared.first.output
+    assert "FAILED  mic, seed 0: planted" in compared.first.output
+    assert "Traceback" not in compared.first.output
+
+
+def test_the_same_command_runs_only_what_is_missing(compared):
+    assert compared.second.exit_code == 0, compared.second.output
+    assert compared.started[1] == ["mic_0"]
+    assert compared.second.output.count("there already") == 1 + 3
+
+
+def test_ingestion_to_reze_is_computed_once_and_read_by_all(compared):
+    project = compared.project
+    for name in ("task_records", "training_pairs", "relation_vectors", "shrinkage"):
+        assert len(project.versions(PLACES[name])) == 1, name
+    assert len(project.versions(PLACES["adapted_model"])) == len(CELLS)
+    [upstream] = project.versions(PLACES["shrinkage"])
+    trained = [run for run in project.mlflow_runs() if "saved.adapted_model" in run.data.tags]
+    assert [run.data.tags["loaded.shrinkage"] for run in trained] == [upstream] * len(CELLS)
+
+
+def test_every_setting_and_seed_is_a_run_of_mlflow_under_that_of_the_comparison(compared):
+    runs = compared.project.mlflow_runs()
+    [parent] = [run for run in runs if run.data.tags.get("comparison.role") == "parent"]
+    assert parent.info.status == "FINISHED"
+    assert parent.info.run_name == "comparison mrl-mic"
+    children = [r for r in runs if r.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    assert {run.info.run_name for run in children} == {
+        f"{method}, seed {seed}" for method in METHODS for seed in SEEDS
+    }
+    assert {(run.data.params["training.method"], run.data.params["seed"]) for run in children} == {
+        (method, str(seed)) for method in METHODS for seed in SEEDS
+    }
+    artifacts = Path(parent.info.artifact_uri.removeprefix("file://"))
+    assert (artifacts / "comparison.html").read_text("utf-8") == compared.page
+
+
+def test_the_report_shows_every_run_and_the_untouched_model(compared):
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", compared.page.split("</style>")[-1]))
+    assert "Seeds 0, 1: the intervals cover" in text
+    assert "Missing" not in text
+    for name in ("untouched", "untouched, after PCA", *METHODS):
+        assert name in text
+    ids = {r.info.run_id for r in compared.project.mlflow_runs() if "score_dim_8" in r.data.metrics}
+    assert len(ids) == len(CELLS)
+    for run_id in ids:
+        assert f"/runs/{run_id}" in compared.page
+
+
+def test_tables_beside_the_report_hold_what_the_runs_scored(compared):
+    folder = compared.project.folder / FOLDER / "mrl-mic"
+    scores = pd.read_parquet(folder / "scores.parquet")
+    chosen = scores[(scores["variant"] == "mic") & (scores["transform"] == "none")]
+    listed = json.loads((folder / "runs.json").read_text("utf-8"))
+    own = pd.concat(
+        compared.project.frame(PLACES["truncation_scores"], run["version"])
+        for run in listed
+        if run["setting"] == "mic"
+    )
+    own = own[own["main"] & (own["model"] == "adapted") & (own["transform"] == "none")]
+    expected = own.groupby(["task", "width"])["value"].mean()
+    for row in chosen[chosen["width"] > 0].itertuples():
+        assert row.value == pytest.approx(expected[row.task, row.width])
+    assert (scores["seeds"] == 2).all()
+    differences = pd.read_parquet(folder / "differences.parquet")
+    assert {"untouched", "untouched, after PCA", *METHODS} == {
+        *differences["left"], *differences["right"]
+    }  # fmt: skip
+
+
+def test_a_plain_run_with_the_same_parameters_counts_as_done(compared, tmp_path, monkeypatch):
+    project = compared.project.copy(tmp_path / "project")
+    versions = ",".join(
+        f"{name}:{project.versions(PLACES[name])[0]}" for name in execute.shared_entries()
+    )
+    result = project.run(
+        "--pipelines=training,evaluation,reporting",
+        "--params=training.method=plain",
+        f"--load-versions={versions}",
+    )
+    assert result.exit_code == 0, result.output
+    runner = InProcess(project)
+    monkeypatch.setattr(execute, "run_kedro", runner)
+    result = project.command("compare", "--env=test", "--methods=plain,mrl", "--seeds=0")
+    assert result.exit_code == 0, result.output
+    assert runner.done == []
+    assert "there already" in result.output
+    page = (project.folder / FOLDER / "plain-mrl/comparison.html").read_text("utf-8")
+    assert "One seed per setting" in page
+
+
+def test_runs_of_mlflow_are_compared_by_id_and_by_filter(compared, tmp_path):
+    project = compared.project
+    ids = {
+        run.info.run_name: run.info.run_id
+        for run in project.mlflow_runs()
+        if "score_dim_8" in run.data.metrics
+    }
+    chosen = ids["mrl, seed 0"], ids["mic, seed 0"]
+    result = project.command("compare", "--env=test", f"--runs={','.join(chosen)}", "--name=two")
+    assert result.exit_code == 0, result.output
+    by_id = (project.folder / FOLDER / "two/comparison.html").read_text("utf-8")
+    assert all(f"/runs/{run_id}" in by_id for run_id in chosen)
+    assert "One seed per setting" in by_id
+    query = "params.training.method = 'mic'"
+    result = project.command("compare", "--env=test", f"--filter={query}", "--name=filtered")
+    assert result.exit_code == 0, result.output
+    assert "2 runs: mic (seed 1), mic (seed 0)" in result.output.replace("seed 0), mic (seed 1", "seed 1), mic (seed 0")  # fmt: skip  # noqa: E501
+    scores = [
+        pd.read_parquet(project.folder / FOLDER / name / "scores.parquet")
+        for name in ("mrl-mic", "filtered")
+    ]
+    mic = [f[f["variant"] == "mic"].reset_index(drop=True) for f in scores]
+    pd.testing.assert_frame_equal(mic[0], mic[1])
+
+
+BAD = {
+    "an unknown method": (["--methods=mrl,magic"], "--methods: there is no 'magic'; allowed: "),
+    "nothing": ([], "Nothing to compare"),
+    "a seed that is no number": (["--methods=mrl", "--seeds=0,x"], "--seeds: '0,x'"),
+    "a seed twice": (["--methods=mrl", "--seeds=1,1"], "--seeds: '1,1'"),
+    "an unknown parameter": (
+        ["--methods=mrl", "--params=training.stepz=3"],
+        "training.stepz: unknown parameter",
+    ),
+    "a value out of range in a variant": (
+        ["--variant=slow:training.batch_size=1"],
+        "slow: The parameters are not valid:\n  training.batch_size",
+    ),
+    "a malformed variant": (["--variant=slow:training"], "--variant slow: 'training'; allowed"),
+    "a variant without a name": (["--variant=:training.steps=1"], "cannot be a name"),
+    "a variant named like the baseline": (["--variant=untouched:"], "cannot be a name"),
+    "a name twice": (["--methods=mic", "--variant=mic:training.gamma=1"], "'mic' is there twice"),
+    "the seed as a parameter": (["--methods=mrl", "--params=seed=3"], "--seeds 0,1,2"),
+    "a width that is not scored": (["--methods=mrl", "--width=5"], "--width: 5; allowed: 4, 8"),
+    "a name that is a path": (["--methods=mrl", "--name=../x"], "--name: '../x'"),
+    "runs and methods": (["--methods=mrl", "--runs=a"], "compare runs that exist"),
+    "a run that is not there": (["--runs=abc"], "MLflow knows no run 'abc'"),
+    "a filter that matches nothing": (["--filter=params.seed = '99'"], "no finished run"),
+    "a filter that is none": (["--filter=what"], "--filter: "),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_before_anything_runs(compared, monkeypatch, case):
+    runner = InProcess(compared.project)
+    monkeypatch.setattr(execute, "run_kedro", runner)
+    arguments, words = BAD[case]
+    before = len(compared.project.mlflow_runs())
+    result = compared.project.command("compare", "--env=test", *arguments)
+    assert result.exit_code == 1
+    assert words in result.output.replace("\n    ", " ")
+    assert "Traceback" not in result.output
+    assert runner.done == []
+    assert len(compared.project.mlflow_runs()) == before
+
+
+def test_a_failing_process_is_reported_with_its_own_words(compared):
+    # A real process, whose training ends at once: that is what costs the least.
+    project = compared.project
+    result = project.command(
+        "compare",
+        "--env=test",
+        "--variant=hot:training.learning_rate=1e30;training.method=plain",
+        "--methods=mrl",
+    )
+    assert result.exit_code == 1, result.output
+    assert "FAILED. Training stopped at step" in result.output
+    assert "hot_0.log" in result.output
+    page = (project.folder / FOLDER / "mrl-hot/comparison.html").read_text("utf-8")
+    assert "Missing: hot, seed 0." in page
+    failed = [run for run in project.mlflow_runs() if run.info.run_name == "hot, seed 0"]
+    assert [run.info.status for run in failed] == ["FAILED"]
+
+
+# -------------------------------------------------------------------------- the process of a run
+
+
+@pytest.fixture
+def fake_kedro(tmp_path, monkeypatch):
+    """Return a function that makes `python -m kedro` in the current folder run some code."""
+    monkeypatch.chdir(tmp_path)
+
+    def fake(code: str) -> Path:
+        (tmp_path / "kedro.py").write_text(code, encoding="utf-8")
+        return tmp_path / "run"
+
+    return fake
+
+
+def test_the_configuration_of_a_run_and_its_output_are_kept(fake_kedro):
+    stem = fake_kedro("import sys; print(sys.argv[1:])")
+    run_kedro({"params": {"seed": 1}}, {}, stem)
+    config = stem.with_suffix(".yml")
+    assert yaml.safe_load(config.read_text("utf-8")) == {"run": {"params": {"seed": 1}}}
+    assert stem.with_suffix(".log").read_text("utf-8").strip() == str(["run", "--config", str(config)])  # fmt: skip  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (
+            "print('noise'); print('Error: no\\nroom'); raise SystemExit(3)",
+            r"^no room \(exit code 3",
+        ),
+        ("raise SystemExit(1)", "^It said nothing"),
+        ("import os; print('last', flush=True); os.kill(os.getpid(), 9)", r"^last \(exit code -9"),
+    ],
+)
+def test_a_run_that_ends_badly_is_an_error_in_its_own_words(fake_kedro, code, words):
+    with pytest.raises(CellError, match=words):
+        run_kedro({}, {}, fake_kedro(code))
+
+
+def test_an_interrupted_comparison_ends_its_run_in_order(fake_kedro, monkeypatch):
+    stem = fake_kedro(
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path('ended').touch(), sys.exit(143)))\n"
+        "pathlib.Path('ready').touch()\n"
+        "time.sleep(60)\n"
+    )
+
+    def interrupt():
+        while not Path("ready").exists():
+            threading.Event().wait(0.01)
+        signal.raise_signal(signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_kedro({}, {}, stem)
+    thread.join()
+    assert Path("ended").exists()
