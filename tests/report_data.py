@@ -113,6 +113,16 @@ def _row(  # noqa: PLR0917
     }
 
 
+def mteb_scores() -> pd.DataFrame:
+    """Scores of one of mteb's own tasks, which the adapted model does better at."""
+    frame = truncation_scores()
+    own = frame[(frame["task"] == "mean") & frame["model"].isin(["reference", "adapted"])]
+    own = own[own["transform"] == "none"].assign(low=np.nan, high=np.nan, revision="")
+    revision = "0123456789abcdef0123456789abcdef01234567"
+    task = own.assign(task="STS12", type="sts", metric="cosine_spearman", revision=revision, n=3108)
+    return pd.concat([task, own], ignore_index=True)
+
+
 def geometry_scores() -> pd.DataFrame:
     """Geometry of both models; one source is far off before training and closer after it."""
     rows = []
@@ -265,6 +275,7 @@ def report_inputs(**changes: Any) -> dict[str, Any]:
     return {
         "truncation_scores": truncation_scores(),
         "geometry_scores": geometry_scores(),
+        "mteb_scores": mteb_scores(),
         "training_history": training_history(),
         "training_report": training_report(),
         "relation_vectors": relation_vectors(),

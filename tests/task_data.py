@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 from tiny_models import WORDS
 
+from domain_embeddings.core.tasks.labels import join_labels
+
 EMPTY: dict[str, Any] = {
     "origin": "made.jsonl:1",
     "text": None,
@@ -19,12 +21,14 @@ EMPTY: dict[str, Any] = {
 }
 TYPES = (
     "classification",
+    "multilabel",
     "clustering",
     "retrieval",
     "reranking",
     "pair_classification",
     "sts",
     "bitext_mining",
+    "summarization",
 )
 
 
@@ -36,7 +40,7 @@ def specs(*types: str, prompts: dict[str, str] | None = None) -> list[dict[str, 
     ]
 
 
-def records(rows: int = 40, seed: int = 0) -> pd.DataFrame:
+def records(rows: int = 40, seed: int = 0) -> pd.DataFrame:  # noqa: PLR0912
     """Return records of one task per type, in the splits train and test."""
     rng = np.random.default_rng(seed)
     table: list[dict[str, Any]] = []
@@ -72,6 +76,16 @@ def records(rows: int = 40, seed: int = 0) -> pd.DataFrame:
         second = text(i)
         shared = len(set(first.split()) & set(second.split()))
         add("sts", "test", text=first, text2=second, score=float(shared))
+    for split in ("train", "test"):
+        for i in range(rows):
+            own = [WORDS[10 + i % 4], *([WORDS[14 + i % 3]] if i % 2 else [])]
+            add("multilabel", split, text=f"{' '.join(own * 2)} {text(i)}", label=join_labels(own))
+    for i in range(rows // 4):
+        whole = text(i)
+        add("summarization", "test", text=whole, text2=f"{whole} card")
+        for kept in range(1, 5):
+            part = " ".join([*whole.split()[:kept], *rng.choice(WORDS, size=5 - kept)])
+            add("summarization", "test", text=whole, text2=part, score=float(kept + i % 3))
     frame = pd.DataFrame(table)
     frame.insert(2, "row", frame.groupby(["task", "split"]).cumcount())
     return frame

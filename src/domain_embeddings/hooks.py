@@ -51,6 +51,8 @@ ARTIFACTS = (
     "truncation_scores",
     "score_replicates",
     "geometry_scores",
+    "mteb_scores",
+    "mteb_results",
     "width_recommendation",
     "adaptation_report",
     "model_card",
@@ -93,6 +95,7 @@ class ParametersHook:
         training = self.parameters.training
         if training.saves and _trains(pipeline):
             require_writable(training.checkpoints.folder)
+        _require_mteb_data(pipeline, self.parameters)
         if "reference_model" not in pipeline.inputs():
             return
         model_width = catalog.get("reference_model").width()
@@ -104,6 +107,16 @@ class ParametersHook:
 
 def _trains(pipeline: Pipeline) -> bool:
     return any("adapted_model" in node.outputs for node in pipeline.nodes)
+
+
+def _require_mteb_data(pipeline: Pipeline, parameters: Parameters) -> None:
+    """Refuse mteb's own tasks without data now, rather than after training."""
+    own = parameters.evaluation.mteb
+    if not own.wanted or "mteb_scores" not in pipeline.all_outputs():
+        return
+    from domain_embeddings.core.evaluation.mteb_tasks import require_data, select_tasks
+
+    require_data(select_tasks(own))
 
 
 def _require_inputs(pipeline: Pipeline, catalog: CatalogProtocol) -> None:
@@ -388,6 +401,12 @@ def score_metrics(scores: pd.DataFrame) -> Iterator[Metric]:
             yield f"score_dim_{row.width}", row.value, 0
 
 
+def mteb_metrics(scores: pd.DataFrame) -> Iterator[Metric]:
+    """Yield the scores of mteb's own tasks, with the width as step."""
+    for row in scores.itertuples():
+        yield f"mteb.{row.model}.{row.task}.by_width", row.value, row.width
+
+
 def history_metrics(history: pd.DataFrame) -> Iterator[Metric]:
     """Yield every component of the training history at its step."""
     for row in history.itertuples():
@@ -409,6 +428,7 @@ def report_metrics(report: Mapping[str, Any]) -> Iterator[Metric]:
 
 METRICS = {
     "truncation_scores": score_metrics,
+    "mteb_scores": mteb_metrics,
     "training_history": history_metrics,
     "geometry_scores": geometry_metrics,
     "training_report": report_metrics,

@@ -264,6 +264,33 @@ class StoreParameters(Section):
     max_gib: Positive | None = 10.0
 
 
+class MtebParameters(Section):
+    """mteb's own tasks, scored beside those of the project; none by default."""
+
+    tasks: list[str] = []
+    benchmark: str | None = None
+    languages: Annotated[list[str], Field(min_length=1)] | None = None
+    revisions: dict[str, str] = {}
+    folder: Annotated[str, Field(min_length=1)] | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is a task to score."""
+        return bool(self.tasks) or self.benchmark is not None
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        if not self.wanted:
+            return self
+        # mteb takes seconds to import, so it is asked only about tasks that somebody wants.
+        from domain_embeddings.core.evaluation.mteb_tasks import selection_problems
+
+        problems = selection_problems(self)
+        if problems:
+            raise ValueError("\n  ".join(problems))
+        return self
+
+
 class EvaluationParameters(Section):
     """What is scored, how, and with which uncertainty."""
 
@@ -277,6 +304,7 @@ class EvaluationParameters(Section):
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
     classification: ClassificationProbe = ClassificationProbe()
     clustering: ClusteringProbe = ClusteringProbe()
+    mteb: MtebParameters = MtebParameters()
 
     @model_validator(mode="after")
     def _check_transforms(self) -> Self:

@@ -216,7 +216,8 @@ def test_a_task_that_cannot_be_scored_is_refused_before_encoding(models, monkeyp
 
 def test_the_pipeline_connects_banks_scores_and_geometry():
     pipeline = create_pipeline()
-    assert pipeline.outputs() == {"truncation_scores", "score_replicates", "geometry_scores"}
+    outputs = {"score_replicates", "geometry_scores", "mteb_scores", "mteb_results"}
+    assert pipeline.outputs() == outputs
     assert {"reference_model", "adapted_model", "relation_eigenspace"} <= pipeline.inputs()
     assert len(pipeline.nodes) == 5
 

@@ -7,7 +7,14 @@ import pytest
 from domain_embeddings.core.encoders.prompts import prompt_for
 
 MODEL = {"query": "query: ", "document": "passage: "}
-SYMMETRIC = ["classification", "pair_classification", "sts", "clustering", "bitext_mining"]
+SYMMETRIC = [
+    "classification",
+    "multilabel",
+    "pair_classification",
+    "sts",
+    "clustering",
+    "bitext_mining",
+]
 
 
 def spec(kind: str, **prompts: str | None) -> dict[str, object]:

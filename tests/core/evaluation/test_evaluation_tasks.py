@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import mteb
@@ -9,14 +10,18 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
+from mteb._evaluators.classification_metrics import hamming_score
 from mteb.abstasks.classification import AbsTaskClassification
 from mteb.abstasks.clustering import AbsTaskClustering
+from mteb.abstasks.multilabel_classification import AbsTaskMultilabelClassification
 from mteb.abstasks.pair_classification import AbsTaskPairClassification
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.abstasks.sts import AbsTaskSTS
 from mteb.abstasks.task_metadata import TaskMetadata
 from mteb.abstasks.text.bitext_mining import AbsTaskBitextMining
+from mteb.abstasks.text.summarization import AbsTaskSummarization
 from mteb.models.models_protocols import EncoderProtocol, SearchProtocol
+from sklearn.metrics import accuracy_score, label_ranking_average_precision_score
 from task_data import TYPES, records, specs
 from tiny_models import tiny_sentence_transformer
 
@@ -28,6 +33,7 @@ from domain_embeddings.core.evaluation.encoder import BankEncoder, task_prompts
 from domain_embeddings.core.evaluation.metrics import METRIC_NAME
 from domain_embeddings.core.evaluation.resampling import draw_counts
 from domain_embeddings.core.evaluation.tasks import TASK_CLASSES, TaskOptions, build_tasks
+from domain_embeddings.core.evaluation.tasks.classification import multilabel_outcomes
 from domain_embeddings.core.evaluation.transforms import Transform
 from domain_embeddings.core.statistics.axes import principal_axes
 
@@ -95,7 +101,7 @@ def plain_task(kind):
     return Plain(seed=SEED)
 
 
-def _plain(kind, rows):
+def _plain(kind, rows):  # noqa: PLR0911
     test = rows[rows["split"] == "test"]
     both = {"sentence1": test["text"].tolist(), "sentence2": test["text2"].tolist()}
     if kind == "classification":
@@ -105,6 +111,32 @@ def _plain(kind, rows):
         }
         settings = {"samples_per_label": 3, "n_experiments": 4}
         return AbsTaskClassification, "Classification", "accuracy", settings, DatasetDict(splits)
+    if kind == "multilabel":
+        splits = {
+            split: Dataset.from_dict(
+                {"text": r["text"].tolist(), "label": [json.loads(text) for text in r["label"]]}
+            )
+            for split, r in rows.groupby("split")
+        }
+        settings = {"samples_per_label": 3, "n_experiments": 4}
+        return (
+            *(AbsTaskMultilabelClassification, "MultilabelClassification", "accuracy", settings),
+            DatasetDict(splits),
+        )
+    if kind == "summarization":
+        settings, texts = {"min_score": 1.0, "max_score": 6.0}, []
+        for text, r in test.groupby("text", sort=False):
+            rated = r["score"].notna()
+            texts.append(
+                {
+                    "text": text,
+                    "human_summaries": r["text2"][~rated].tolist(),
+                    "machine_summaries": r["text2"][rated].tolist(),
+                    "relevance": r["score"][rated].tolist(),
+                }
+            )
+        data = DatasetDict(test=Dataset.from_list(texts))
+        return AbsTaskSummarization, "Summarization", "cosine_spearman", settings, data
     if kind == "clustering":
         columns = {"sentences": test["text"].tolist(), "labels": test["label"].tolist()}
         settings = {
@@ -364,6 +396,19 @@ BROKEN = [
     ("classification", lambda f: f[f["split"] == "test"], "no rows in the split 'train'"),
     ("classification", lambda f: f[(f.split == "test") | (f.label == "label 0")], "split 'train'"),
     ("clustering", _one_class, "only the label"),
+    ("classification", lambda f: f.assign(label=None), "rows without a label in the split 'test'"),
+    ("clustering", lambda f: f.assign(label=np.nan), "rows without a label in the split 'test'"),
+    ("pair_classification", lambda f: f.assign(label=None), "rows without a label"),
+    ("multilabel", lambda f: f.assign(label=None), "rows without a label in the split 'test'"),
+    ("multilabel", lambda f: f.assign(label='["a"]'), "only the label.*'a'.*split 'test'"),
+    ("multilabel", lambda f: f[f["split"] == "test"], "no rows in the split 'train'"),
+    (
+        "multilabel",
+        lambda f: f[(f["split"] == "test") | (f["row"] < 4)],
+        "4 training rows for a probe of 5 nearest neighbours",
+    ),
+    ("summarization", lambda f: f.assign(score=1.0), "no text with summaries of different scores"),
+    ("summarization", lambda f: f.assign(score=np.nan), "no text with summaries of different sc"),
     ("pair_classification", _one_class, "only the label"),
     ("pair_classification", lambda f: f.assign(label="yes"), "'yes'; allowed: 1"),
     ("sts", lambda f: f.assign(score=1.0), "gold scores that vary"),
@@ -384,3 +429,52 @@ def test_labels_without_training_rows_are_told(caplog):
     keep = (frame["split"] == "test") | (frame["label"] != "label 3")
     make(frame[keep], "classification")
     assert "1 labels of the split 'test' have no training row, for example 'label 3'" in caplog.text
+
+
+def test_outcomes_of_several_labels_have_the_metrics_of_mteb_as_means():
+    rng = np.random.default_rng(1)
+    truth, predicted = (rng.integers(2, size=(200, 5)) for _ in range(2))
+    truth[:3], predicted[:3] = [[0] * 5, [1] * 5, [0] * 5], [[0] * 5, [1] * 5, [1] * 5]
+    found = multilabel_outcomes(truth, predicted)
+    expected = {
+        "accuracy": accuracy_score(truth, predicted),
+        "lrap": label_ranking_average_precision_score(truth, predicted),
+        "hamming": hamming_score(truth, predicted),
+    }
+    for name, value in expected.items():
+        assert found[name].mean() == pytest.approx(value, abs=1e-12), name
+
+
+def test_texts_without_a_reference_are_compared_with_their_summaries():
+    frame = records()
+    frame = frame[(frame["task"] == "summarization") & frame["score"].notna()]
+    described = specs("summarization", prompts={"query": "whole ", "document": "short "})
+    [task] = build_tasks(frame, described, split="test", seed=0)
+    assert set(task.texts()) == {
+        *(("anchor", text) for text in frame["text"]),
+        *(("positive", text) for text in frame["text2"]),
+    }
+
+
+def test_a_text_whose_summaries_have_one_score_is_left_out_aloud(caplog):
+    frame = records()
+    frame = frame[frame["task"] == "summarization"]
+    first = frame["text"] == frame["text"].iloc[0]
+    equal = frame["score"].mask(first & frame["score"].notna(), 1.0)
+    [task] = make(frame.assign(score=equal), "summarization")
+    assert task.count == 9
+    assert "1 of 10 texts have no summaries of different scores" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["sts", "summarization"])
+def test_equal_similarities_count_as_no_correlation_and_are_told(bank, caplog, kind):
+    class Collapsed(BankEncoder):
+        def embed(self, texts, *args, **kwargs):
+            return np.ones((len(texts), 1), dtype=np.float32)
+
+    task = make(None, kind)[0]
+    result = task.run(Collapsed(bank, task_prompts(specs(), {}), IDENTITY, 4))
+    assert result.values == {"spearman": 0.0, "pearson": 0.0}
+    assert f"Task '{kind}': spearman of 'local/bank' at width 4 is not defined" in caplog.text
+    counts = draw_counts(np.arange(task.units)[None, :])
+    assert result.statistics[result.main](counts).tolist() == [0.0]

@@ -44,6 +44,13 @@ def test_mean_equals_the_mean_of_the_drawn_rows(indices, scores):
     np.testing.assert_allclose(mean_statistic(scores)(draw_counts(indices)), expected, atol=1e-12)
 
 
+def test_rows_without_a_value_are_left_out_of_the_mean(indices, scores):
+    values = np.where(np.arange(N) % 3, scores, np.nan)
+    expected = [np.nanmean(values[drawn]) for drawn in indices]
+    np.testing.assert_allclose(mean_statistic(values)(draw_counts(indices)), expected, atol=1e-12)
+    assert np.isnan(mean_statistic([np.nan, 1.0])(np.array([[2, 0]])))
+
+
 def test_average_precision_equals_that_of_the_drawn_rows(indices, scores, labels):
     expected = [average_precision_score(labels[drawn], scores[drawn]) for drawn in indices]
     found = average_precision_statistic([scores], labels)(draw_counts(indices))

@@ -102,6 +102,31 @@ def test_repeated_distractors_are_dropped_and_not_the_relevant_document():
     assert frame["text2"].tolist() == ["e", "d", "f"]
 
 
+def queries(split, *rows):
+    return [
+        Record(split, "t.csv:1", query, document, None, score, f"q_{query}", f"d_{document}")
+        for query, document, score in rows
+    ]
+
+
+@pytest.mark.parametrize("task_type", ["retrieval", "reranking"])
+def test_a_held_out_query_without_a_relevant_document_is_dropped_and_counted(task_type):
+    test = queries(
+        "test", ("a", "x", 1), ("a", "y", 0), ("b", "y", 0), ("b", "z", 0), ("c", "x", 1)
+    )
+    train = queries("train", ("d", "x", 1), ("e", "z", 0))
+    frame, report = run(spec(task_type), train, test)
+    held_out = frame[frame["split"] == "test"]
+    assert set(held_out["text"].dropna()) == {"a", "c"}
+    # The documents stay in the corpus, once.
+    assert set(held_out["text2"]) == {"x", "y", "z"}
+    assert report["tasks"]["mine"]["test"]["dropped"] == {
+        "query without a relevant document": 1,
+        "document already in the corpus": 1,
+    }
+    assert set(frame.loc[frame["split"] == "train", "text"]) == {"d", "e"}
+
+
 @pytest.mark.parametrize(
     ("task_type", "groups", "expected"),
     [
@@ -133,6 +158,19 @@ def test_repeated_distractors_are_dropped_and_not_the_relevant_document():
             "one label only ('1') in split 'test' (test.csv)",
         ),
         (
+            "multilabel",
+            [
+                single("train", ("a", '["x"]'), ("b", '["x"]')),
+                single("test", ("c", '["x", "y"]'), ("d", "[]")),
+            ],
+            "one label only ('x') in split 'train' (train.csv)",
+        ),
+        (
+            "retrieval",
+            [pairs("train", *"ab cd".split(), score=1), pairs("test", *"ab cd".split(), score=0)],
+            "no relevant document (score above 0) in split 'test' (test.csv)",
+        ),
+        (
             "retrieval",
             [pairs("train", *"ab cd".split(), score=0), pairs("test", *"ab cd".split(), score=1)],
             "no relevant document (score above 0) in split 'train' (train.csv)",
@@ -155,3 +193,11 @@ def test_every_unusable_task_is_listed():
         "Task 'a': no rows are left in split 'train' (a.csv)",
         "Task 'b': no rows are left in split 'train' (b.csv)",
     ]
+
+
+def test_summaries_that_all_have_one_score_cannot_be_evaluated():
+    rated = spec("summarization", columns={"score": "score"})
+    train = pairs("train", "ab", "cd", score=1)
+    with pytest.raises(DataError, match="no text with summaries of different scores in split 'te"):
+        run(rated, train, pairs("test", "ab", "ac", "de", score=2))
+    run(rated, train, pairs("test", "ab", score=2), pairs("test", "ac", score=3))

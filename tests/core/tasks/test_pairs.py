@@ -51,6 +51,37 @@ def test_a_text_is_paired_with_the_description_of_its_label(kind):
     assert table["label"].tolist() == ["say_hello", "leave"]
 
 
+def test_a_text_is_paired_once_with_each_of_its_labels():
+    rows = labelled(("both", '["say_hello", "leave"]'), ("bye", '["leave"]'), ("none", "[]"))
+    table, report = built("multilabel", rows, label_text={"leave": "The person goes"})
+    assert sides(table) == [
+        ("both", "say hello"),
+        ("both", "The person goes"),
+        ("bye", "The person goes"),
+    ]
+    assert table["label"].tolist() == ["say_hello", "leave", "leave"]
+    assert report["tasks"]["task_0"]["dropped"] == {"no label applies": 1}
+    assert report["tasks"]["task_0"]["labels"] == 2
+
+
+def test_texts_that_share_one_of_their_labels_are_paired():
+    rows = labelled(("ab", '["a", "b"]'), ("a", '["a"]'), ("b", '["b"]'), ("c", '["c"]'))
+    table, report = built("multilabel", rows, pairing="same_label")
+    found = {frozenset(pair) for pair in sides(table)}
+    assert found == {frozenset({"ab", "a"}), frozenset({"ab", "b"})}
+    assert report["tasks"]["task_0"]["dropped"]["only text of its label"] == 1
+
+
+def test_probe_rows_hold_enough_of_every_label_of_several():
+    train = labelled(*((f"text {n}", json.dumps(["a", "b"][: 1 + n % 2])) for n in range(60)))
+    frame = records_frame("task_0", [*train, Record("test", "t:1", "x", label='["a"]')])
+    chosen = select_evaluation(frame, specs({"type": "multilabel"}), "test", 2)
+    probe = chosen[chosen["split"] == "train"]
+    assert 8 <= len(probe) <= 16
+    assert sum("b" in text for text in probe["label"]) == 8
+    assert sum("a" in text for text in probe["label"]) >= 8
+
+
 def test_descriptions_of_unknown_labels_are_reported():
     rows = labelled(("hi", "a"), ("bye", "b"))
     _, report = built("clustering", rows, label_text={"c": "x"})

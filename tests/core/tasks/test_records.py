@@ -237,3 +237,74 @@ def test_no_file_is_opened_before_reading(tmp_path):
     raw = RawTasks(tuple(specs), tmp_path)
     with pytest.raises(DataError, match=r"Task 'mine': none.csv: no such file"):
         raw.read()
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_several_labels_are_a_list_or_text_with_a_separator(tmp_path, suffix):
+    lists = [{"text": "x", "label": ["b", "a", "b"]}, {"text": "y", "label": ["c"]}]
+    text = [{"text": "x", "label": "b; a;b"}, {"text": "y", "label": "c"}]
+    files = {"train": write(tmp_path, f"lists.{suffix}", lists)}
+    found, _ = read(tmp_path, type="multilabel", uses=["train"], files=files)
+    files = {"train": write(tmp_path, "text.csv", text)}
+    same, _ = read(tmp_path, type="multilabel", uses=["train"], files=files, separator=";")
+    assert found["label"].tolist() == same["label"].tolist() == ['["a", "b"]', '["c"]']
+
+
+def test_no_label_is_not_the_same_as_a_missing_one(tmp_path):
+    rows = [{"text": "x", "label": []}, {"text": "y", "label": None}, {"text": "z", "label": ""}]
+    files = {"train": write(tmp_path, "t.jsonl", rows)}
+    frame, report = read(tmp_path, type="multilabel", uses=["train"], files=files)
+    assert frame[["text", "label"]].values.tolist() == [["x", "[]"]]
+    assert report["tasks"]["mine"]["splits"]["train"]["dropped"] == {"missing label": 2}
+
+
+@pytest.mark.parametrize("label", [["a", None], ["a", float("nan")], ["a", ["b"]], [" "]])
+def test_what_is_no_label_in_a_list_is_named(tmp_path, label):
+    rows = [{"text": "x", "label": ["a"]}, {"text": "y", "label": label}]
+    files = {"train": write(tmp_path, "t.jsonl", rows)}
+    with pytest.raises(DataError, match=r"t.jsonl:2: column 'label' must be a list of labels"):
+        read(tmp_path, type="multilabel", uses=["train"], files=files)
+
+
+def test_a_summary_without_score_is_a_reference(tmp_path):
+    rows = [
+        {"text": "t", "summary": "s", "score": 3},
+        {"text": "t", "summary": "r", "score": None},
+        {"text": "t", "summary": "r2", "score": " "},
+    ]
+    files = {"train": write(tmp_path, "t.jsonl", rows)}
+    columns = {"score": "score"}
+    frame, _ = read(tmp_path, type="summarization", files=files, columns=columns)
+    assert frame["score"].isna().tolist() == [False, True, True]
+
+
+def test_all_summaries_of_a_text_come_into_one_split_and_are_kept_together(tmp_path):
+    rows = [
+        {"text": f"text {n}", "summary": f"s {n} {k}", "score": k}
+        for n in range(60)
+        for k in range(3)
+    ]
+    files = {"all": write(tmp_path, "t.csv", rows)}
+    options = {"type": "summarization", "files": files, "columns": {"score": "score"}}
+    frame, _ = read(tmp_path, **options)
+    assert frame["split"].groupby(frame["text"]).nunique().max() == 1
+    assert frame["split"].nunique() == 3
+    frame, _ = read(tmp_path, **options, max_rows=5)
+    assert set(frame.groupby("text").size()) == {3}
+    assert frame["text"].nunique() <= 15
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows"),
+    [
+        ("query", [("1", "ask", "a", "x"), ("1", "other", "b", "y")]),
+        ("document", [("1", "ask", "a", "x"), ("2", "other", "a", "y")]),
+    ],
+)
+def test_an_id_that_stands_for_two_texts_is_refused(tmp_path, kind, rows):
+    names = ("qid", "query", "did", "document")
+    table = [dict(zip(names, row, strict=True)) for row in rows]
+    files = {"test": write(tmp_path, "t.jsonl", table)}
+    columns = {"query_id": "qid", "document_id": "did"}
+    with pytest.raises(DataError, match=rf"t.jsonl:2: {kind} id '.' has another text at t.jsonl:1"):
+        read(tmp_path, type="retrieval", files=files, columns=columns)

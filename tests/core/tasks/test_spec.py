@@ -83,13 +83,13 @@ def test_all_problems_of_all_tasks_are_listed_at_once():
     )
     expected = [
         "raw_tasks.tasks[0].name: must be snake case",
-        "raw_tasks.tasks[1].type: Input should be 'classification', 'retrieval'",
+        "raw_tasks.tasks[1].type: Input should be 'classification', 'multilabel'",
         "raw_tasks.tasks[2].wieght: unknown key; allowed: files, hub, builtin, name, type",
         "raw_tasks.tasks[3].columns.text: not a column of a sts task; allowed: text1, text2, score",
         "raw_tasks.tasks[4].weight: Input should be greater than or equal to 0 (got -1)",
         "raw_tasks.tasks[5].source: give exactly one of files, hub, builtin; got files, hub",
         "raw_tasks.tasks[6].files: 'data.xlsx' must end in one of .jsonl, .csv, .tsv, .parquet",
-        "raw_tasks.tasks[7].type: is required; allowed: classification, retrieval",
+        "raw_tasks.tasks[7].type: is required; allowed: classification, multilabel",
     ]
     for line in expected:
         assert line in message
@@ -142,3 +142,15 @@ def test_a_list_of_tasks_is_required(raw):
 
 def test_a_task_that_is_not_a_mapping_is_refused():
     assert "raw_tasks.tasks[0]" in problems("tickets")
+
+
+def test_summaries_without_scores_are_for_training_only():
+    assert one(type="summarization").uses == ["train"]
+    assert one(type="summarization", columns={"score": "s"}).uses == ["train", "evaluate"]
+    task = {"name": "sums", "type": "summarization", "files": FILES, "uses": ["train", "evaluate"]}
+    assert "uses: summarization is evaluated on the scores of summaries" in problems(task)
+
+
+def test_several_labels_need_training_rows_for_their_probe():
+    task = {"name": "tags", "type": "multilabel", "files": {"test": "test.csv"}}
+    assert "multilabel is evaluated by a probe on training rows" in problems(task)

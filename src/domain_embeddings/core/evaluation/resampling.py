@@ -35,13 +35,19 @@ def draw_counts(indices: np.ndarray) -> np.ndarray:
 
 
 def mean_statistic(values: npt.ArrayLike) -> Statistic:
-    """Return the statistic 'mean of per-row values' (n,)."""
+    """Return the statistic 'mean of per-row values' (n,); rows without a value (NaN) are left out.
+
+    It is NaN where a resample has no row with a value.
+    """
     outcomes = np.asarray(values, dtype=np.float64)
+    defined = ~np.isnan(outcomes)
+    filled, weights = np.where(defined, outcomes, 0.0), defined.astype(np.float64)
 
-    def replicate(counts: np.ndarray) -> np.ndarray:
-        return np.asarray(_blockwise(counts, lambda block: block @ outcomes) / len(outcomes))
+    def block_means(block: np.ndarray) -> np.ndarray:
+        seen = block @ weights
+        return np.divide(block @ filled, seen, out=np.full_like(seen, np.nan), where=seen > 0)
 
-    return replicate
+    return lambda counts: _blockwise(counts, block_means)
 
 
 def average_precision_statistic(

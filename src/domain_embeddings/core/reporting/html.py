@@ -42,6 +42,7 @@ class ReportInputs:
         width_recommendation: The result of ``recommend_width``.
         truncation_scores: Scores by model, transform, task and width.
         geometry_scores: Measures of geometry before and after.
+        mteb_scores: Scores of mteb's own tasks; may be empty.
         training_history: Loss components by step; may be empty.
         training_report: Facts of the training.
         relation_vectors: Relation vectors of the untouched model.
@@ -60,6 +61,7 @@ class ReportInputs:
     width_recommendation: Mapping[str, Any]
     truncation_scores: pd.DataFrame
     geometry_scores: pd.DataFrame
+    mteb_scores: pd.DataFrame
     training_history: pd.DataFrame
     training_report: Mapping[str, Any]
     relation_vectors: Bundle
@@ -118,6 +120,7 @@ def render_report(inputs: ReportInputs) -> str:
         asides=recommend.asides(answer),
         stronger=_stronger(rivals),
         scores=sections.all_scores(main),
+        mteb=sections.mteb(inputs.mteb_scores),
         geometry=sections.geometry(inputs.geometry_scores),
         geometry_by_width=sections.geometry_by_width(inputs.geometry_scores),
         reze_words=reze_words,

@@ -33,6 +33,7 @@ MEASURES = {
     "source_bias_shrunk": "source bias in the directions in which REZE moves a source, mean",
 }
 _LONG_CELL = 24
+_SHORT_REVISION = 8
 _LONG_LIST = 8
 _MAX_ROWS = 40
 
@@ -207,6 +208,29 @@ def all_scores(main: pd.DataFrame) -> Table:
                     rows.append([task, palette.line_name(model, transform), *cells])
     columns = ["task", "vectors", *[str(width) for width in widths]]
     return Table(columns, rows, set(range(2, len(columns))))
+
+
+def mteb(scores: pd.DataFrame) -> Table:
+    """List the scores of mteb's own tasks: one column per width.
+
+    Args:
+        scores: The tidy frame ``mteb_scores``; may be empty.
+
+    Returns:
+        One row per task and model, the mean over the tasks last; no row without scores.
+    """
+    widths = sorted({int(width) for width in scores["width"]})
+    rows = []
+    for task in sorted(set(scores["task"]), key=lambda name: (name == frames.MEAN, name)):
+        for model in _models(scores):
+            line = scores[(scores["task"] == task) & (scores["model"] == model)]
+            about = line.to_dict("records")[0]
+            values = dict(zip(line["width"], line["value"], strict=True))
+            cells = [wording.points(values[width]) for width in widths]
+            shown = [task, about["metric"], f"{about['n']:,}", about["revision"][:_SHORT_REVISION]]
+            rows.append([*map(str, shown), palette.model_name(model), *cells])
+    columns = ["task", "metric", "rows", "revision", "model", *[str(width) for width in widths]]
+    return Table(columns, rows, {2, *range(5, len(columns))})
 
 
 def geometry(scores: pd.DataFrame) -> Table:

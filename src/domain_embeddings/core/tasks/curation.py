@@ -9,12 +9,14 @@ from typing import Any
 import pandas as pd
 
 from domain_embeddings.core.errors import DataError
+from domain_embeddings.core.tasks.labels import split_labels
 from domain_embeddings.core.tasks.normalise import clean
 from domain_embeddings.core.tasks.records import HELD_OUT, concat_records
 from domain_embeddings.core.tasks.spec import (
     DOCUMENT_TYPES,
     LABEL_TYPES,
     PAIR_TYPES,
+    PROBE_TYPES,
     SPLITS,
     TaskSpec,
 )
@@ -74,6 +76,7 @@ def _curate_task(
 
     frame = drop(records, _too_short(records, spec, min_characters), "too short")
     if spec.type in DOCUMENT_TYPES:
+        frame = _without_idle_queries(frame, dropped)
         frame = drop(frame, _repeated_distractors(frame), "document already in the corpus")
     keys = _content_keys(frame, spec)
     conflict = _conflicting(frame, keys, spec)
@@ -101,6 +104,28 @@ def _too_short(frame: pd.DataFrame, spec: TaskSpec, min_characters: int) -> pd.S
         )
         bad = bad | second.eq(True)
     return bad.astype(bool)
+
+
+def _without_idle_queries(frame: pd.DataFrame, dropped: Dropped) -> pd.DataFrame:
+    """Leave out held-out queries that no document is relevant for; their documents stay.
+
+    Training counts such queries when it builds pairs.
+    """
+    held_out = frame["split"].isin(HELD_OUT) & frame["text"].notna()
+    query = frame["text_id"].fillna(frame["text"])
+    relevant = (held_out & (frame["score"] > 0)).groupby([frame["split"], query]).transform("any")
+    # A split without a single relevant document is refused below.
+    usable = (held_out & (frame["score"] > 0)).groupby(frame["split"]).transform("any")
+    idle = held_out & usable & ~relevant.eq(True)
+    if not idle.any():
+        return frame
+    for split, count in query[idle].groupby(frame["split"]).nunique().items():
+        dropped[str(split)]["query without a relevant document"] += int(count)
+    return frame.assign(
+        text=frame["text"].mask(idle),
+        text_id=frame["text_id"].mask(idle),
+        score=frame["score"].mask(idle, 1.0),
+    )
 
 
 def _repeated_distractors(frame: pd.DataFrame) -> pd.Series:
@@ -138,7 +163,7 @@ def _conflicting(frame: pd.DataFrame, keys: pd.Series, spec: TaskSpec) -> pd.Ser
 def _problems(frame: pd.DataFrame, spec: TaskSpec) -> Iterator[str]:
     """Say why a task cannot be used as its spec asks."""
     evaluate = "evaluate" in spec.uses
-    needed = ["train"] if "train" in spec.uses or (spec.type == "classification") else []
+    needed = ["train"] if "train" in spec.uses or spec.type in PROBE_TYPES else []
     if evaluate:
         held_out = [split for split in HELD_OUT if (frame["split"] == split).any()]
         if not held_out:
@@ -151,17 +176,32 @@ def _problems(frame: pd.DataFrame, spec: TaskSpec) -> Iterator[str]:
             yield f"{shortage} in split '{split}' ({spec.where(split)})"
 
 
-def _shortage(frame: pd.DataFrame, spec: TaskSpec, split: str) -> str | None:
+def _shortage(frame: pd.DataFrame, spec: TaskSpec, split: str) -> str | None:  # noqa: PLR0911
     """Name what a split lacks, or None."""
     if frame.empty:
         return "no rows are left"
     if len(frame) < _MIN_ROWS:
         return "one row only"
     labelled = spec.type in LABEL_TYPES or (spec.type == "pair_classification" and split != "train")
-    if labelled and frame["label"].nunique() < _MIN_ROWS:
-        return f"one label only ('{frame['label'].iloc[0]}')"
+    labels = _distinct_labels(frame, spec) if labelled else set()
+    if labelled and len(labels) < _MIN_ROWS:
+        return f"one label only ('{''.join(labels)}')"
     if spec.type == "sts" and split != "train" and frame["score"].nunique() < _MIN_ROWS:
         return f"one score only ({frame['score'].iloc[0]:g})"
+    if spec.type == "summarization" and split != "train" and not _rated_texts(frame):
+        return "no text with summaries of different scores"
     if spec.type in DOCUMENT_TYPES and not (frame["score"] > 0).any():
         return "no relevant document (score above 0)"
     return None
+
+
+def _distinct_labels(frame: pd.DataFrame, spec: TaskSpec) -> set[str]:
+    """Return every label that some row has."""
+    if spec.type != "multilabel":
+        return set(frame["label"])
+    return {label for text in frame["label"] for label in split_labels(text)}
+
+
+def _rated_texts(frame: pd.DataFrame) -> int:
+    """Count the texts whose summaries have different scores."""
+    return int((frame.groupby("text")["score"].nunique() >= _MIN_ROWS).sum())

@@ -12,9 +12,10 @@ import numpy as np
 import pandas as pd
 
 from domain_embeddings.core.errors import DataError
+from domain_embeddings.core.tasks.labels import split_labels
 from domain_embeddings.core.tasks.normalise import comparison_key, pair_key, stable_hash
 from domain_embeddings.core.tasks.records import concat_records
-from domain_embeddings.core.tasks.spec import LABEL_TYPES, TaskSpec
+from domain_embeddings.core.tasks.spec import LABEL_TYPES, PROBE_TYPES, TaskSpec
 
 PAIR_COLUMNS: dict[str, str] = {
     "pair_id": "int64",
@@ -128,8 +129,8 @@ def select_evaluation(
                 "'uses: [train]'."
             )
         frames.append(rows)
-        if spec.type == "classification":
-            frames.append(_probe_rows(mine, _PROBE_DRAWS * samples_per_label))
+        if spec.type in PROBE_TYPES:
+            frames.append(_probe_rows(mine, spec, _PROBE_DRAWS * samples_per_label))
     if problems:
         raise DataError("\n".join(problems))
     return concat_records(frames)
@@ -154,12 +155,19 @@ def select_dev(
     return select_evaluation(records, present, "dev", samples_per_label)
 
 
-def _probe_rows(records: pd.DataFrame, per_label: int) -> pd.DataFrame:
-    """Return at most ``per_label`` training rows of each label, chosen by hash."""
+def _probe_rows(records: pd.DataFrame, spec: TaskSpec, per_label: int) -> pd.DataFrame:
+    """Return the first ``per_label`` training rows of each label, in the order of a hash."""
     train = records[records["split"] == "train"]
     order = train["text"].map(stable_hash).sort_values(kind="stable").index
-    rank = train.loc[order].groupby("label").cumcount()
-    return train.loc[sorted(rank[rank < per_label].index)]
+    ordered = train.loc[order]
+    each = _one_label_a_row(ordered) if spec.type == "multilabel" else ordered
+    rank = each.groupby("label").cumcount()
+    return train.loc[sorted(set(each.index[rank < per_label]))]
+
+
+def _one_label_a_row(records: pd.DataFrame) -> pd.DataFrame:
+    """Repeat every row for each of its labels; a row without labels has none (NaN)."""
+    return records.assign(label=records["label"].map(split_labels)).explode("label")
 
 
 # -------------------------------------------------------------------------------------- rules
@@ -197,6 +205,16 @@ def _same_label_pairs(records: pd.DataFrame, spec: TaskSpec, seed: int, outcome:
     ):
         if index in partner:
             outcome.pairs.append(Pair(text, partner[index], origin, label))
+
+
+def _multilabel_pairs(records: pd.DataFrame, spec: TaskSpec, seed: int) -> _Outcome:
+    """Pair each text once for each of its labels, as classification does for its only one."""
+    each = _one_label_a_row(records).reset_index(drop=True)
+    bare = each["label"].isna()
+    outcome = _label_pairs(each[~bare], spec, seed)
+    if bare.any():
+        outcome.dropped["no label applies"] += int(bare.sum())
+    return outcome
 
 
 def _document_pairs(records: pd.DataFrame, _spec: TaskSpec, _seed: int) -> _Outcome:
@@ -264,6 +282,7 @@ def _twins(records: pd.DataFrame, _spec: TaskSpec, _seed: int) -> _Outcome:
 
 _RULES: dict[str, Callable[[pd.DataFrame, TaskSpec, int], _Outcome]] = {
     "classification": _label_pairs,
+    "multilabel": _multilabel_pairs,
     "clustering": _label_pairs,
     "retrieval": _document_pairs,
     "reranking": _document_pairs,

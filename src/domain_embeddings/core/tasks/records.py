@@ -13,6 +13,7 @@ import pandas as pd
 
 from domain_embeddings.core.errors import DataError
 from domain_embeddings.core.tasks import python_code
+from domain_embeddings.core.tasks.labels import join_labels
 from domain_embeddings.core.tasks.normalise import (
     comparison_key,
     pair_key,
@@ -161,9 +162,10 @@ def concat_records(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
 def identity_key(task_type: str, text: str, text2: str | None) -> str:
     """Return the key by which two rows of a type ask the same thing.
 
-    Single texts and queries are compared by themselves, pairs as a whole and in either order.
+    Single texts and queries are compared by themselves, pairs as a whole and in either order. All
+    summaries of a text are one question.
     """
-    if task_type in PAIR_TYPES and text2 is not None:
+    if task_type in PAIR_TYPES and task_type != "summarization" and text2 is not None:
         return pair_key(text, text2)
     return comparison_key(text)
 
@@ -184,6 +186,7 @@ def _read_task(
     else:
         records = list(_plain_records(spec, _tables(spec, root, code), counts))
         corpus = _plain_corpus(spec, root, code)
+        _require_one_text_per_id([*records, *corpus])
     kept = list(_limit(spec, records, counts))
     distractors = list(_distractors(kept, corpus, counts))
     for record in kept:
@@ -300,6 +303,8 @@ def _label(spec: TaskSpec, row: Row) -> str | None:
     if spec.type not in (*LABEL_TYPES, "pair_classification"):
         return None
     column = spec.column("label")
+    if spec.type == "multilabel":
+        return _labels(row, str(column), spec.separator)
     label = _text(row, column)
     label = label.strip() if label else label
     if spec.type != "pair_classification":
@@ -311,11 +316,42 @@ def _label(spec: TaskSpec, row: Row) -> str | None:
     return label
 
 
+def _labels(row: Row, column: str, separator: str) -> str | None:
+    """Return the set of labels of a row; an empty list says that none applies, an empty cell not.
+
+    Raises:
+        DataError: Something in a list of labels is not a label.
+    """
+    value = value_of(row, column)
+    if not isinstance(value, list):
+        text = _text(row, column)
+        parts = [part.strip() for part in text.split(separator)] if text else []
+        named = [part for part in parts if part]
+        return join_labels(named) if named else None
+    labels = [part.strip() if isinstance(part, str) else part for part in value]
+    if not all(_is_label(part) for part in labels):
+        msg = f"{row[0]}: column '{column}' must be a list of labels, got {value!r}"
+        raise DataError(msg)
+    return join_labels(_plain(part) for part in labels)
+
+
+def _is_label(part: Any) -> bool:
+    """Tell a label from a gap and from anything that is no single value."""
+    if isinstance(part, float) and math.isnan(part):
+        return False
+    return isinstance(part, str | int | float) and part != ""
+
+
 def _score(spec: TaskSpec, row: Row) -> float:
-    """Return the score of a row: relevance for retrieval, 1 where no column is named."""
+    """Return the score of a row: relevance for retrieval, 1 where no column is named.
+
+    A summary without a score is a reference that the others are compared with.
+    """
     column = spec.column("score")
     if column is None or spec.type not in ("sts", "summarization", *DOCUMENT_TYPES):
         return 1.0 if spec.type in DOCUMENT_TYPES else math.nan
+    if spec.type == "summarization" and not (_text(row, column) or "").strip():
+        return math.nan
     return _number(row, column)
 
 
@@ -388,6 +424,22 @@ def _plain_corpus(spec: TaskSpec, root: Path, code: python_code.Corpus | None) -
         Record("", origin, None, text, text2_id=key if given else text_identifier(text, "d"))
         for key, (origin, text) in documents
     ]
+
+
+def _require_one_text_per_id(records: list[Record]) -> None:
+    """Refuse an id of a query or of a document that stands for two texts."""
+    for kind, sides in (
+        ("query", [(r.text_id, r.text, r.origin) for r in records]),
+        ("document", [(r.text2_id, r.text2, r.origin) for r in records]),
+    ):
+        found: dict[str, tuple[str, str]] = {}
+        for key, text, origin in sides:
+            if key is None or text is None:
+                continue
+            known, place = found.setdefault(key, (text, origin))
+            if known.strip() != text.strip():
+                msg = f"{origin}: {kind} id '{key}' has another text at {place}"
+                raise DataError(msg)
 
 
 # ----------------------------------------------------------- corpus, queries and relevance
@@ -531,8 +583,8 @@ def _limit(
 
 
 def _beyond(spec: TaskSpec, records: list[Record], places: list[int], limit: int) -> Iterator[int]:
-    """Yield the places of the rows (all rows of a query) that exceed a limit."""
-    whole_queries = spec.type in DOCUMENT_TYPES
+    """Yield the places of the rows (all rows of a query or summarized text) beyond a limit."""
+    whole_queries = spec.type in (*DOCUMENT_TYPES, "summarization")
     keys = {}
     for number in places:
         record = records[number]

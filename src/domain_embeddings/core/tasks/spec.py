@@ -16,6 +16,7 @@ from domain_embeddings.core.tasks import python_code
 
 TaskType = Literal[
     "classification",
+    "multilabel",
     "retrieval",
     "reranking",
     "pair_classification",
@@ -36,6 +37,7 @@ FILE_FORMATS = (".jsonl", ".csv", ".tsv", ".parquet")
 # Role -> column name that is looked for when the user names none.
 REQUIRED_COLUMNS: dict[str, dict[str, str]] = {
     "classification": {"text": "text", "label": "label"},
+    "multilabel": {"text": "text", "label": "label"},
     "clustering": {"text": "text", "label": "label"},
     "retrieval": {"query": "query", "document": "document"},
     "reranking": {"query": "query", "document": "document", "score": "score"},
@@ -63,7 +65,9 @@ PART_COLUMNS: dict[str, str] = {
     "relevance_score": "score",
 }
 DOCUMENT_TYPES = ("retrieval", "reranking")
-LABEL_TYPES = ("classification", "clustering")
+LABEL_TYPES = ("classification", "multilabel", "clustering")
+# Evaluated by a probe that is trained on rows of the split train.
+PROBE_TYPES = ("classification", "multilabel")
 PAIR_TYPES = ("pair_classification", "sts", "bitext_mining", "summarization")
 SCORE_TYPES = ("sts", "summarization")
 
@@ -257,6 +261,7 @@ class TaskSpec(_Model):
             lowest plus 0.8 of the range of the training scores.
         pairing: ``label`` pairs a text with its label's description, ``same_label`` with
             another text of that label.
+        separator: What stands between several labels in one cell of text (multilabel).
         description: Free text for reports.
     """
 
@@ -272,6 +277,7 @@ class TaskSpec(_Model):
     label_text: dict[str, str] | None = None
     positive_score: Annotated[float, Field(allow_inf_nan=False)] | None = None
     pairing: Literal["label", "same_label"] = "label"
+    separator: Annotated[str, Field(min_length=1)] = "|"
     description: str = ""
 
     @model_validator(mode="before")
@@ -287,7 +293,7 @@ class TaskSpec(_Model):
         if "uses" not in data and data.get("general") is True:
             data["uses"] = ["evaluate"]
         if "uses" not in data and isinstance(source, Mapping):
-            data["uses"] = _default_uses(data.get("type"), source)
+            data["uses"] = _default_uses(data, source)
         return data
 
     @model_validator(mode="after")
@@ -327,10 +333,15 @@ class TaskSpec(_Model):
             problems.append("uses: 'train' needs a train split, which the source does not give")
         if "evaluate" in self.uses and not {"dev", "test"} & set(provided):
             problems.append("uses: 'evaluate' needs a dev or test split, which is not given")
-        if self.type == "classification" and "train" not in provided:
+        if self.type in PROBE_TYPES and "train" not in provided:
             problems.append(
-                "uses: classification is evaluated by a probe on training rows, so the source "
+                f"uses: {self.type} is evaluated by a probe on training rows, so the source "
                 "must give a train split"
+            )
+        if self.type == "summarization" and "evaluate" in self.uses and "score" not in self.columns:
+            problems.append(
+                "uses: summarization is evaluated on the scores of summaries; name their column in "
+                "columns.score, or set uses: [train]"
             )
         return problems
 
@@ -342,6 +353,8 @@ class TaskSpec(_Model):
             problems.append(f"pairing: applies to {', '.join(LABEL_TYPES)} only")
         if self.positive_score is not None and self.type not in SCORE_TYPES:
             problems.append(f"positive_score: applies to {', '.join(SCORE_TYPES)} only")
+        if self.separator != "|" and self.type != "multilabel":
+            problems.append("separator: applies to multilabel only")
         if self._has_corpus() and self.type not in DOCUMENT_TYPES:
             problems.append(f"corpus: applies to {', '.join(DOCUMENT_TYPES)} only")
         return problems
@@ -448,8 +461,8 @@ def _with_source(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def _default_uses(task_type: Any, source: Mapping[str, Any]) -> list[str]:
-    """Use a task for whatever its source has splits for."""
+def _default_uses(task: Mapping[str, Any], source: Mapping[str, Any]) -> list[str]:
+    """Use a task for whatever its source has splits for, and its columns can support."""
     given: Mapping[str, Any] = source
     if source.get("kind") == "hub":
         given = source.get("splits") or {"train": "train", "test": "test"}
@@ -460,7 +473,9 @@ def _default_uses(task_type: Any, source: Mapping[str, Any]) -> list[str]:
     held_out = isinstance(given, Mapping) and (given.get("dev") or given.get("test"))
     trains = isinstance(given, Mapping) and given.get("train")
     uses = (["train"] if trains else []) + (["evaluate"] if held_out else [])
-    return ["train"] if task_type == "unlabelled" or not uses else uses
+    columns = task.get("columns")
+    unrated = task.get("type") == "summarization" and "score" not in (columns or {})
+    return ["train"] if task.get("type") == "unlabelled" or unrated or not uses else uses
 
 
 def _duplicate_names(raw: Iterable[Any]) -> list[str]:

@@ -199,6 +199,62 @@ def measure_geometry(
     )
 
 
+def score_mteb(
+    reference_model: Any,
+    adapted_model: Any,
+    truncation_scores: pd.DataFrame,
+    evaluation: EvaluationParameters,
+    training_report: dict[str, Any],
+    widths: list[int],
+) -> tuple[pd.DataFrame, list[Any]]:
+    """Score both models on mteb's own tasks, and write all scores in mteb's own format.
+
+    Args:
+        reference_model: The untouched sentence-transformers model.
+        adapted_model: The adapted model.
+        truncation_scores: Scores of the tasks of the project.
+        evaluation: Parameters of the stage; ``mteb`` names the tasks.
+        training_report: Names the method that the model was trained with.
+        widths: Prefix widths; the model's full width joins.
+
+    Returns:
+        The tidy scores of mteb's own tasks (columns in ``core.evaluation.mteb_tasks``; no row
+        without tasks), and results of all tasks for ``datasets.mteb_results``.
+
+    Raises:
+        DataError: The data of a task cannot be loaded.
+    """
+    from domain_embeddings.core.encoders.loading import describe
+    from domain_embeddings.core.evaluation.mteb_results import local_results
+    from domain_embeddings.core.evaluation.mteb_tasks import score_tasks, select_tasks
+
+    models = {"reference": reference_model, "adapted": adapted_model}
+    headers = {name: describe(model) for name, model in models.items()}
+    results = list(local_results(truncation_scores, headers))
+    methods = {"reference": "reference", "adapted": training_report["method"]}
+    evaluated = {
+        name: _evaluated(model, headers[name], methods[name], evaluation)
+        for name, model in models.items()
+    }
+    scores, own = score_tasks(
+        evaluated,
+        select_tasks(evaluation.mteb) if evaluation.mteb.wanted else [],
+        nested_widths(widths, headers["reference"]["width"]),
+    )
+    return scores, [*results, *own]
+
+
+def _evaluated(
+    model: Any, header: dict[str, Any], method: str, evaluation: EvaluationParameters
+) -> Any:
+    """Hand mteb a model that encodes each text once."""
+    from domain_embeddings.core.evaluation.mteb_tasks import EvaluatedModel, remembered, stored
+
+    store, tokens = _store(evaluation.store), evaluation.batch_tokens
+    embed = stored(model, store.space(model), tokens) if store else remembered(model, tokens)
+    return EvaluatedModel(embed, header, method, getattr(model, "default_prompt_name", None))
+
+
 def _embed(
     model: Any,
     evaluation_tasks: pd.DataFrame,

@@ -1,4 +1,4 @@
-"""evaluation: both models + evaluation_tasks -> truncation_scores and replicates, geometry."""
+"""evaluation: both models + evaluation_tasks -> scores and replicates, geometry, scores of mteb."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from domain_embeddings.pipelines.evaluation.nodes import (
     fit_quantisation,
     measure_geometry,
     score,
+    score_mteb,
 )
 
 
@@ -56,6 +57,19 @@ def create_pipeline() -> Pipeline:
                 [*banks, *texts[1:], "relation_eigenspace", "shrinkage", *settings],
                 "geometry_scores",
                 name="measure_geometry",
+            ),
+            node(
+                score_mteb,
+                [
+                    "reference_model",
+                    "adapted_model",
+                    "truncation_scores",
+                    "params:evaluation",
+                    "training_report",
+                    "params:widths",
+                ],
+                ["mteb_scores", "mteb_results"],
+                name="score_mteb",
             ),
         ]
     )

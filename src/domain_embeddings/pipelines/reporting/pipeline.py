@@ -54,6 +54,7 @@ def create_pipeline() -> Pipeline:
                     "width_recommendation",
                     "truncation_scores",
                     "geometry_scores",
+                    "mteb_scores",
                     "training_history",
                     "training_report",
                     "relation_vectors",

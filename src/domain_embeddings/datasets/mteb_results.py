@@ -1,0 +1,66 @@
+"""A Kedro data set for results in mteb's own format."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from kedro.io import AbstractVersionedDataset, Version
+
+
+class MtebResultsDataset(AbstractVersionedDataset):
+    """A folder that mteb's ``ResultCache`` reads: ``results/<model>/<revision>/<task>.json``.
+
+    Narrower and otherwise changed variants of a model lie below ``experiments/<variant>``, each
+    with its ``model_meta.json``. The folder appears under its name only when it is complete.
+
+    Args:
+        filepath: Folder, below which the versions lie.
+        version: Set by Kedro.
+        metadata: Kept for Kedro-Viz.
+
+    Example:
+        ::
+
+            mteb_results:
+              type: domain_embeddings.datasets.mteb_results.MtebResultsDataset
+              filepath: data/07_model_output/mteb_results
+              versioned: true
+    """
+
+    def __init__(
+        self,
+        *,
+        filepath: str,
+        version: Version | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(PurePosixPath(filepath), version)
+        self.metadata = metadata
+
+    def load(self) -> Any:
+        """Return mteb's ``BenchmarkResults`` of all models and variants."""
+        from mteb.cache import ResultCache
+
+        cache = ResultCache(Path(self._get_load_path()))
+        return cache.load_results(include_remote=False, load_experiments="match_name")
+
+    def save(self, data: Sequence[Any]) -> None:
+        """Write results (``core.evaluation.mteb_results.MtebResult``)."""
+        from mteb.cache import ResultCache
+
+        path = Path(self._get_save_path())
+        partial = path.with_name(f"{path.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        cache = ResultCache(partial)
+        for item in data:
+            cache.save_to_cache(item.result, item.model)
+        partial.rename(path)
+
+    def _exists(self) -> bool:
+        return Path(self._get_load_path()).is_dir()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": str(self._filepath), "version": self._version}
