@@ -151,3 +151,28 @@ def test_inputs_that_nothing_has_made_are_named_with_their_stages():
     message = str(error.value)
     assert message.startswith("shrinkage: ")
     assert "--pipelines=reze," in message
+
+
+def test_scores_of_own_tasks_of_mteb_are_a_series_over_widths():
+    frame = pd.DataFrame(
+        {"model": "adapted", "task": ["STS12", "mean"], "width": [16, 16], "value": [0.5, 0.25]}
+    )
+    assert list(hooks.mteb_metrics(frame)) == [
+        ("mteb.adapted.STS12.by_width", 0.5, 16),
+        ("mteb.adapted.mean.by_width", 0.25, 16),
+    ]
+    assert all(VALID_NAME.match(name) for name, _, _ in hooks.mteb_metrics(frame))
+
+
+def test_own_tasks_of_mteb_without_data_are_refused_before_the_first_node(tmp_path):
+    own = {"tasks": ["STS12"], "folder": str(tmp_path)}
+    hook = parameters_hook(evaluation={"mteb": own})
+    scoring = Pipeline([node(lambda x: x, "other", "mteb_scores", name="score_mteb")])
+    catalog = DataCatalog({"other": MemoryDataset(1)})
+    with pytest.raises(DataError, match="mteb's task 'STS12' has no data"):
+        hook.before_pipeline_run(scoring, catalog)
+    hook.before_pipeline_run(pipeline("other"), catalog)
+    (tmp_path / "mteb/sts12-sts").mkdir(parents=True)
+    row = '{"sentence1": "a", "sentence2": "b", "score": 1.0}\n'
+    (tmp_path / "mteb/sts12-sts/test.jsonl").write_text(row)
+    hook.before_pipeline_run(scoring, catalog)

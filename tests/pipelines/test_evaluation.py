@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from mteb_folder import make_mteb_folder
 from task_data import pairs, records, specs
 from tiny_models import tiny_sentence_transformer
 
@@ -21,6 +22,7 @@ from domain_embeddings.parameters import (
     ClassificationProbe,
     ClusteringProbe,
     EvaluationParameters,
+    MtebParameters,
     StoreParameters,
 )
 from domain_embeddings.pipelines.evaluation import create_pipeline
@@ -30,6 +32,7 @@ from domain_embeddings.pipelines.evaluation.nodes import (
     fit_quantisation,
     measure_geometry,
     score,
+    score_mteb,
 )
 
 WIDTH = 32
@@ -204,6 +207,33 @@ def test_a_width_beyond_the_model_is_refused_before_encoding(models, monkeypatch
     monkeypatch.setattr(batching, "encode", lambda *a, **k: pytest.fail("encoded"))
     with pytest.raises(ParameterError, match=rf"widths: \[64\].*allowed: 1 to {WIDTH}"):
         embed(models[0], *INPUTS, PARAMETERS, [4, 64], 3)
+
+
+def test_own_tasks_of_mteb_are_scored_and_all_results_come_in_its_format(
+    models, banks, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    own = MtebParameters(tasks=["STS12"], folder=str(make_mteb_folder(tmp_path / "hub")))
+    parameters = PARAMETERS.model_copy(update={"mteb": own, "transforms": ["none"]})
+    report = {"method": "mic"}
+    local = score(*banks, *INPUTS, parameters, report, [4], 3)
+    table, results = score_mteb(*models, local, parameters, report, [4])
+    rows = table[table["task"] == "STS12"].set_index(["model", "width"])
+    assert set(rows.index) == {(m, w) for m in ("reference", "adapted") for w in (4, WIDTH)}
+    assert rows.loc[("adapted", 4), "method"] == "mic"
+    names = [item.result.task_name for item in results]
+    assert {name: names.count(name) for name in names} == dict.fromkeys([*EVALUATED, "STS12"], 4)
+    revisions = {bank.header["weight_hash"] for bank in banks}
+    assert {item.model.revision for item in results} == revisions
+
+
+def test_without_own_tasks_of_mteb_there_is_an_empty_table_with_columns(models, banks):
+    report = {"method": "mic"}
+    local = score(*banks, *INPUTS, PARAMETERS, report, [4], 3)
+    table, results = score_mteb(*models, local, PARAMETERS, report, [4])
+    assert table.empty
+    assert {"model", "task", "width", "value", "revision"} <= set(table.columns)
+    assert results
 
 
 def test_a_task_that_cannot_be_scored_is_refused_before_encoding(models, monkeypatch):

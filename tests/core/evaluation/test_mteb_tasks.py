@@ -12,7 +12,9 @@ from mteb.models.models_protocols import EncoderProtocol
 from mteb_folder import OWN_TASKS, make_mteb_folder
 from tiny_models import tiny_sentence_transformer
 
+from domain_embeddings.core.encoders import batching
 from domain_embeddings.core.encoders.loading import describe
+from domain_embeddings.core.encoders.store import EmbeddingStore
 from domain_embeddings.core.errors import DataError, ParameterError
 from domain_embeddings.core.evaluation import mteb_tasks
 from domain_embeddings.core.evaluation.metrics import METRIC_NAME
@@ -20,8 +22,8 @@ from domain_embeddings.core.evaluation.mteb_tasks import (
     MTEB_COLUMNS,
     EvaluatedModel,
     PrefixEncoder,
+    RememberedTexts,
     mteb_prompt,
-    remembered,
     require_data,
     score_tasks,
     select_tasks,
@@ -57,24 +59,24 @@ def chosen(folder, *names, **fields):
     return MtebParameters(tasks=list(names), folder=str(folder), **fields)
 
 
-class Counting:
-    """Encode as the model does, and keep what was asked for and what was encoded."""
+class Counting(RememberedTexts):
+    """Keep what was asked for and what was encoded."""
 
     def __init__(self, model):
-        self._embed = remembered(model, 4_096, show_progress=False)
+        super().__init__(model, 4_096, show_progress=False)
         self.asked, self.encoded = [], []
 
     def __call__(self, texts, prompt):
         self.asked += [prompt + text for text in texts]
-        encode = mteb_tasks.encode
+        encode = batching.encode
 
         def counted(model, texts, **options):
             self.encoded += texts
             return encode(model, texts, **options)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(mteb_tasks, "encode", counted)
-            return self._embed(texts, prompt)
+            patch.setattr(batching, "encode", counted)
+            return super().__call__(texts, prompt)
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +130,18 @@ def test_every_text_is_encoded_once_for_all_widths(scored):
     assert len(embed.asked) >= len(WIDTHS) * len(embed.encoded)
 
 
+def test_vectors_in_the_store_are_not_encoded_again(model, tmp_path, monkeypatch):
+    space = EmbeddingStore(tmp_path).space(model)
+    texts = ["card", "money", "card"]
+    first = RememberedTexts(model, 4_096, space=space, show_progress=False)(texts, "Q ")
+    monkeypatch.setattr(batching, "encode", lambda *a, **k: pytest.fail("encoded"))
+    again = RememberedTexts(model, 4_096, space=space, show_progress=False)
+    np.testing.assert_array_equal(again(texts, "Q "), first)
+    again.forget()
+    np.testing.assert_array_equal(again(texts, "Q "), first)
+    assert again([], "Q ").shape == (0, 32)
+
+
 def test_rows_have_the_columns_of_the_scores_and_the_revision(scored):
     frame, _, _ = scored
     assert list(frame.columns) == list(MTEB_COLUMNS)
@@ -154,7 +168,7 @@ def test_the_mean_is_that_of_the_tasks(scored):
 
 
 def test_scores_do_not_depend_on_the_order_of_the_widths(model, folder, scored):
-    embed = remembered(model, 4_096, show_progress=False)
+    embed = RememberedTexts(model, 4_096, show_progress=False)
     frame, _ = score_tasks(
         {"reference": EvaluatedModel(embed, describe(model), "reference")},
         select_tasks(chosen(folder, "Banking77Classification")),
@@ -194,7 +208,7 @@ def test_the_benchmarks_of_the_presets_can_be_chosen(name):
         ({"tasks": ["Bankin77Classification"]}, "did you mean Banking77Classification"),
         ({"tasks": ["nothing of this kind at all"]}, "is not a task of mteb"),
         ({"tasks": ["STS12", "STS12"]}, "tasks: STS12 is named twice"),
-        ({"benchmark": "MTEB(code)"}, "did you mean MTEB(Code, v1)"),
+        ({"benchmark": "MTEB(Cod, v1)"}, "did you mean MTEB(Code, v1)"),
         ({"tasks": ["STS12"], "revisions": {"STS13": "x"}}, "revisions: 'STS13' is not among"),
         ({"tasks": ["STS12"], "languages": ["deu"]}, "languages: "),
         ({"tasks": ["CIFAR10"]}, "CIFAR10 is not about text alone"),

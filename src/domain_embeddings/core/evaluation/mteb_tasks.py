@@ -33,8 +33,7 @@ from mteb.similarity_functions import cos_sim, pairwise_cos_sim
 from mteb.types import PromptType
 from tqdm.auto import tqdm
 
-from domain_embeddings.core.encoders.bank import text_key
-from domain_embeddings.core.encoders.batching import encode
+from domain_embeddings.core.encoders.bank import EmbeddingBank, text_key
 from domain_embeddings.core.encoders.prefix import prefix
 from domain_embeddings.core.errors import DataError
 from domain_embeddings.core.evaluation.metrics import metric_name
@@ -113,7 +112,9 @@ def _close(name: str, names: Sequence[str]) -> str:
 
 
 def _benchmarks() -> list[str]:
-    benchmarks = mteb.get_benchmarks()
+    """Name all benchmarks; asked for the first time, mteb makes all their tasks."""
+    with preserved_random_state():
+        benchmarks = mteb.get_benchmarks()
     return [
         *(found.name for found in benchmarks),
         *(n for b in benchmarks for n in b.aliases or ()),
@@ -347,65 +348,66 @@ class PrefixEncoder:
         return pairwise_cos_sim(embeddings1, embeddings2)
 
 
+class RememberedTexts:
+    """Full-width vectors of texts, each encoded once.
+
+    Args:
+        model: The encoder.
+        batch_tokens: Padded tokens per batch.
+        space: Vectors of this model that earlier runs have stored; new ones join them.
+        show_progress: Whether to draw a progress bar.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        batch_tokens: int,
+        *,
+        space: Space | None = None,
+        show_progress: bool = True,
+    ) -> None:
+        """Start with nothing in memory."""
+        self._model = model
+        self._options: dict[str, Any] = {
+            "space": space,
+            "batch_tokens": batch_tokens,
+            "show_progress": show_progress,
+        }
+        self._width = int(model.get_embedding_dimension() or 0)
+        self._known: dict[bytes, np.ndarray] = {}
+
+    def __call__(self, texts: Sequence[str], prompt: str) -> np.ndarray:
+        """Return the vectors of texts under a prompt, shape (len(texts), d)."""
+        keys = [text_key(prompt, text) for text in texts]
+        new = [text for key, text in zip(keys, texts, strict=True) if key not in self._known]
+        if new:
+            items = [(prompt, text) for text in new]
+            bank = EmbeddingBank.build(self._model, items, **self._options)
+            self._known.update(zip(map(bytes, bank["keys"]), bank["vectors"], strict=True))
+        if not keys:
+            return np.empty((0, self._width), dtype=np.float32)
+        return np.stack([self._known[key] for key in keys])
+
+    def forget(self) -> None:
+        """Let go of what is in memory; what is in the store stays there."""
+        self._known.clear()
+
+
 @dataclass(frozen=True)
 class EvaluatedModel:
     """A model that mteb's own tasks are scored with.
 
     Args:
-        embed: Texts and prompt to full-width vectors; asked for a text at every width.
+        embed: Its texts; asked for each of them at every width.
         header: Description of the model (``encoders.loading.describe``).
         method: Training method.
         default_prompt: Name of its default prompt.
     """
 
-    embed: Embed
+    embed: RememberedTexts
     header: Mapping[str, Any]
     method: str
     default_prompt: str | None = None
-
-
-def remembered(
-    model: SentenceTransformer, batch_tokens: int, *, show_progress: bool = True
-) -> Embed:
-    """Return what encodes a text once and looks it up from then on, in memory.
-
-    Args:
-        model: The encoder.
-        batch_tokens: Padded tokens per batch.
-        show_progress: Whether to draw a progress bar.
-    """
-    known: dict[bytes, np.ndarray] = {}
-
-    def embed(texts: Sequence[str], prompt: str) -> np.ndarray:
-        keys = [text_key(prompt, text) for text in texts]
-        new = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
-        if new:
-            vectors = encode(
-                model,
-                [prompt + text for text in new.values()],
-                batch_tokens=batch_tokens,
-                show_progress=show_progress,
-            )
-            known.update(zip(new, np.asarray(vectors, dtype=np.float32), strict=True))
-        width = int(model.get_embedding_dimension() or 0)
-        return np.stack([known[key] for key in keys]) if keys else np.empty((0, width))
-
-    return embed
-
-
-def stored(model: SentenceTransformer, space: Space, batch_tokens: int) -> Embed:
-    """Return what encodes a text once, and looks it up from then on in the embedding store.
-
-    Args:
-        model: The encoder.
-        space: Its part of the store.
-        batch_tokens: Padded tokens per batch.
-    """
-
-    def embed(texts: Sequence[str], prompt: str) -> np.ndarray:
-        return space.embed(model, texts, prompt, batch_tokens=batch_tokens)
-
-    return embed
 
 
 def score_tasks(
@@ -443,6 +445,7 @@ def score_tasks(
                     results.append(MtebResult(meta, found))
                     rows.append(_row(name, model, task, width, float(found.get_score())))
                     bar.update()
+                model.embed.forget()
             _unload(task)
     return pd.DataFrame([*rows, *_means(rows)], columns=list(MTEB_COLUMNS)), results
 

@@ -248,10 +248,11 @@ def _evaluated(
     model: Any, header: dict[str, Any], method: str, evaluation: EvaluationParameters
 ) -> Any:
     """Hand mteb a model that encodes each text once."""
-    from domain_embeddings.core.evaluation.mteb_tasks import EvaluatedModel, remembered, stored
+    from domain_embeddings.core.evaluation.mteb_tasks import EvaluatedModel, RememberedTexts
 
-    store, tokens = _store(evaluation.store), evaluation.batch_tokens
-    embed = stored(model, store.space(model), tokens) if store else remembered(model, tokens)
+    store = _store(evaluation.store)
+    space = store.space(model) if store else None
+    embed = RememberedTexts(model, evaluation.batch_tokens, space=space)
     return EvaluatedModel(embed, header, method, getattr(model, "default_prompt_name", None))
 
 
