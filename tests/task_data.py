@@ -94,7 +94,7 @@ def records(rows: int = 40, seed: int = 0) -> pd.DataFrame:  # noqa: PLR0912
 def pairs(rows: int = 30, seed: int = 1) -> pd.DataFrame:
     """Return training pairs of two tasks."""
     frame = records(rows, seed)
-    train = frame[(frame["split"] == "train")]
+    train = frame[(frame["split"] == "train") & (frame["task"] != "multilabel")]
     shifted = train.groupby("task")["text"].shift(-4)
     made = pd.DataFrame(
         {

@@ -67,7 +67,8 @@ def test_mteb_reads_back_what_was_saved(folder):
 
 
 def test_the_entry_loads_as_results_of_mteb(tmp_path, folder):
-    dataset = MtebResultsDataset(filepath=str(tmp_path / "mteb_results"), version=Version(None, None))
+    place = str(tmp_path / "mteb_results")
+    dataset = MtebResultsDataset(filepath=place, version=Version(None, None))
     assert dataset.exists()
     assert len(dataset.load().model_results) == 8
     narrow = ResultCache(folder).load_results(

@@ -216,7 +216,7 @@ def test_own_tasks_of_mteb_are_scored_and_all_results_come_in_its_format(
     own = MtebParameters(tasks=["STS12"], folder=str(make_mteb_folder(tmp_path / "hub")))
     parameters = PARAMETERS.model_copy(update={"mteb": own, "transforms": ["none"]})
     report = {"method": "mic"}
-    local = score(*banks, *INPUTS, parameters, report, [4], 3)
+    local, _ = score(*banks, *INPUTS, parameters, report, [4], 3)
     table, results = score_mteb(*models, local, parameters, report, [4])
     rows = table[table["task"] == "STS12"].set_index(["model", "width"])
     assert set(rows.index) == {(m, w) for m in ("reference", "adapted") for w in (4, WIDTH)}
@@ -229,7 +229,7 @@ def test_own_tasks_of_mteb_are_scored_and_all_results_come_in_its_format(
 
 def test_without_own_tasks_of_mteb_there_is_an_empty_table_with_columns(models, banks):
     report = {"method": "mic"}
-    local = score(*banks, *INPUTS, PARAMETERS, report, [4], 3)
+    local, _ = score(*banks, *INPUTS, PARAMETERS, report, [4], 3)
     table, results = score_mteb(*models, local, PARAMETERS, report, [4])
     assert table.empty
     assert {"model", "task", "width", "value", "revision"} <= set(table.columns)

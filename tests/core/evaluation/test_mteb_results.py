@@ -15,6 +15,7 @@ def scores(**changes):
     row = {
         "model": "adapted",
         "transform": "none",
+        "precision": "float32",
         "task": "faq",
         "type": "retrieval",
         "width": 32,

@@ -389,8 +389,9 @@ class RememberedTexts:
         return np.stack([self._known[key] for key in keys])
 
     def forget(self) -> None:
-        """Let go of what is in memory; what is in the store stays there."""
-        self._known.clear()
+        """Let go of what is in memory if it is in the store as well."""
+        if self._options["space"] is not None:
+            self._known.clear()
 
 
 @dataclass(frozen=True)
