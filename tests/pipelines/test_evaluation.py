@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -216,20 +217,21 @@ def test_own_tasks_of_mteb_are_scored_and_all_results_come_in_its_format(
     own = MtebParameters(tasks=["STS12"], folder=str(make_mteb_folder(tmp_path / "hub")))
     parameters = PARAMETERS.model_copy(update={"mteb": own, "transforms": ["none"]})
     report = {"method": "mic"}
-    local, _ = score(*banks, *INPUTS, parameters, report, [4], 3)
+    local, _ = score(*banks, ranges(banks), *INPUTS, parameters, report, [4], 3)
     table, results = score_mteb(*models, local, parameters, report, [4])
     rows = table[table["task"] == "STS12"].set_index(["model", "width"])
     assert set(rows.index) == {(m, w) for m in ("reference", "adapted") for w in (4, WIDTH)}
     assert rows.loc[("adapted", 4), "method"] == "mic"
-    names = [item.result.task_name for item in results]
-    assert {name: names.count(name) for name in names} == dict.fromkeys([*EVALUATED, "STS12"], 4)
+    names = Counter(item.result.task_name for item in results)
+    # Two models at two widths; local tasks in three precisions.
+    assert names == {**dict.fromkeys(EVALUATED, 12), "STS12": 4}
     revisions = {bank.header["weight_hash"] for bank in banks}
     assert {item.model.revision for item in results} == revisions
 
 
 def test_without_own_tasks_of_mteb_there_is_an_empty_table_with_columns(models, banks):
     report = {"method": "mic"}
-    local, _ = score(*banks, *INPUTS, PARAMETERS, report, [4], 3)
+    local, _ = score(*banks, ranges(banks), *INPUTS, PARAMETERS, report, [4], 3)
     table, results = score_mteb(*models, local, PARAMETERS, report, [4])
     assert table.empty
     assert {"model", "task", "width", "value", "revision"} <= set(table.columns)
@@ -249,7 +251,7 @@ def test_the_pipeline_connects_banks_scores_and_geometry():
     outputs = {"score_replicates", "geometry_scores", "mteb_scores", "mteb_results"}
     assert pipeline.outputs() == outputs
     assert {"reference_model", "adapted_model", "relation_eigenspace"} <= pipeline.inputs()
-    assert len(pipeline.nodes) == 5
+    assert len(pipeline.nodes) == 6
 
 
 def test_importing_the_pipeline_loads_nothing_heavy():
