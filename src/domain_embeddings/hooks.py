@@ -29,8 +29,13 @@ logger = logging.getLogger(__name__)
 
 MAX_TAG = 5_000
 MAX_REASON = 200
-# A tracking server that fails this often in a row is not asked again in the same run.
+# A tracking server is not asked again in the same run once it fails this often in a row,
 GIVE_UP_AFTER = 3
+# fails after that many seconds, which means that it does not answer at all (settings.py bounds how
+# long one request waits),
+HUNG_SECONDS = 5.0
+# or has taken that many seconds of the run in all.
+MAX_SECONDS = 120.0
 PLOTS = (
     "quality_by_dimension",
     "quality_picture",
@@ -152,6 +157,8 @@ class TrackingHook:
     def after_context_created(self, context: KedroContext) -> None:
         """Set MLflow up and keep the raw parameters."""
         self._failures = 0
+        self._seconds = 0.0
+        self._given_up = False
         self._ready = True
         self._mlflow = _kedro_mlflow_hook()
         self._raw_parameters = dict(context.config_loader["parameters"])
@@ -220,7 +227,7 @@ class TrackingHook:
 
     def _close(self, function: Any, *arguments: Any) -> None:
         """Close the run even if the server was given up: a later run must not find it open."""
-        self._failures = 0
+        self._given_up = False
         self._track(function, *arguments)
 
     def _track(self, function: Any, *arguments: Any) -> bool:
@@ -230,19 +237,28 @@ class TrackingHook:
             Whether the call was made and succeeded.
         """
         enabled = self._ready and self._mlflow._is_mlflow_enabled
-        if not enabled or self._failures >= GIVE_UP_AFTER:
+        if not enabled or self._given_up:
             return False
+        started = time.monotonic()
+        failed = False
         try:
             function(*arguments)
         # Which errors a server, its database or its file system answers with is not documented.
         except Exception as error:
-            self._failures += 1
+            failed = True
             logger.warning("MLflow failed in %s: %s", function.__name__, _reason(error))
-            if self._failures == GIVE_UP_AFTER:
-                logger.warning("MLflow is not asked again; the figures are kept in the catalog.")
-            return False
-        self._failures = 0
-        return True
+        seconds = time.monotonic() - started
+        self._failures = self._failures + 1 if failed else 0
+        self._seconds += seconds
+        hung = failed and seconds >= HUNG_SECONDS
+        if self._failures >= GIVE_UP_AFTER or hung or self._seconds >= MAX_SECONDS:
+            self._given_up = True
+            logger.warning(
+                "MLflow is not asked again; the figures are kept in the catalog. It took %.0f "
+                "seconds of this run.",
+                self._seconds,
+            )
+        return not failed
 
     def _path(self, name: str) -> Path:
         dataset = self._catalog.get(name)

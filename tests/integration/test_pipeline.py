@@ -14,6 +14,9 @@ import pandas as pd
 import pytest
 from kedro.config import OmegaConfigLoader
 from kedro_project import DATA, KEDRO, PLACES, FinishedRun, Project, make_project
+from tracking_server import tracking_server
+
+from domain_embeddings import hooks
 
 KEY = ["model", "method", "transform", "precision", "task", "width", "metric", "seed"]
 WIDTHS = [4, 8, 16, 32]
@@ -351,6 +354,35 @@ def test_a_server_that_goes_down_during_a_run_is_given_up(project, monkeypatch):
     assert "MLflow is not asked again; the figures are kept in the catalog." in result.output
     assert len(project.versions(SHRINKAGE)) == 2
     assert mlflow.active_run() is None
+
+
+@pytest.mark.parametrize(
+    ("healthy", "then"), [(0, "hang"), (8, "hang"), (0, "fail"), (8, "fail"), (0, "slow")]
+)
+def test_a_tracking_server_that_hangs_or_fails_stops_and_costs_nothing(
+    project, monkeypatch, healthy, then
+):
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr(hooks, "HUNG_SECONDS", 0.5)
+    if then == "slow":
+        monkeypatch.setattr(hooks, "MAX_SECONDS", 1.0)
+    with tracking_server(healthy, then, seconds=0.4) as server:
+        project.edit_yaml(
+            "mlflow.yml", lambda content: content["server"].update(mlflow_tracking_uri=server.uri)
+        )
+        result = project.run("--pipelines=reze")
+    assert result.exit_code == 0, result.output
+    assert "Traceback" not in result.output
+    assert "kept in the catalog" in result.output
+    assert len(project.versions(SHRINKAGE)) == 2
+    assert mlflow.active_run() is None
+    # Once given up, it is asked once more at most, to close the run. Opening a run takes several
+    # requests, so a server that is only slow gets them all.
+    allowed = {"hang": 2, "fail": 3 + 1, "slow": 12}
+    assert 1 <= len(server.asked) - healthy <= allowed[then], server.asked
 
 
 # -------------------------------------------------------------------------- what stays apart
