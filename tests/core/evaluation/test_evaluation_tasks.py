@@ -27,7 +27,7 @@ from tiny_models import tiny_sentence_transformer
 
 from domain_embeddings.core.encoders.bank import EmbeddingBank
 from domain_embeddings.core.errors import DataError
-from domain_embeddings.core.evaluation import encoder as encoder_module
+from domain_embeddings.core.evaluation import nested
 from domain_embeddings.core.evaluation.embed import embed
 from domain_embeddings.core.evaluation.encoder import BankEncoder, task_prompts
 from domain_embeddings.core.evaluation.metrics import METRIC_NAME
@@ -226,7 +226,7 @@ def test_searching_finds_what_a_sorted_list_of_all_documents_begins_with(bank, t
 
 def test_blocks_of_queries_change_nothing(bank, tasks, monkeypatch):
     whole = tasks["retrieval"].run(encoder(bank)).values
-    monkeypatch.setattr(encoder_module, "_QUERIES", 7)
+    monkeypatch.setattr(nested, "_BLOCK_ELEMENTS", 100)
     assert tasks["retrieval"].run(encoder(bank)).values == pytest.approx(whole, abs=1e-9)
 
 
@@ -352,9 +352,9 @@ def test_queries_and_documents_are_looked_up_under_their_own_prompts(model):
     asked = []
 
     class Spy(EmbeddingBank):
-        def lookup(self, texts, prompt=""):
+        def rows(self, texts, prompt=""):
             asked.append((prompt, len(texts)))
-            return super().lookup(texts, prompt)
+            return super().rows(texts, prompt)
 
     task.run(BankEncoder(Spy(bundle), task_prompts(described, model.prompts), IDENTITY, 8))
     assert sorted(asked) == [("find ", 40), ("write ", 80)]

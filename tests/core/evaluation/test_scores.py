@@ -279,7 +279,7 @@ def test_only_vectors_as_they_are_are_quantised(coarse):
 
 def test_quantised_scores_are_those_of_vectors_that_were_quantised_beforehand(banks, coarse):
     bank = banks["adapted"]
-    signs = np.where(bank.vectors[:, :5] > 0, 1.0, -1.0).astype(np.float32) / np.float32(5**0.5)
+    signs = np.where(bank.vectors[:, :5] > 0, 1.0, -1.0).astype(np.float32)
     keys = np.frombuffer(bank._keys.tobytes(), np.uint8).reshape(-1, KEY_BYTES)
     other = EmbeddingBank(Bundle({"vectors": signs, "keys": keys}, bank.header))
     rows = run({"adapted": other}, SweepSettings((5,), ("none",), 50), ("retrieval", "sts"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from tqdm.auto import tqdm
 
-from domain_embeddings.core.bundle import Bundle
+from domain_embeddings.core.bundle import Bundle, give_back_pages
 from domain_embeddings.core.errors import DataError, UserError
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ _SEPARATOR = "\x1f"
 _SHOWN = 80
 # Texts that are encoded, checked and stored together: what a killed run may lose.
 BLOCK_TEXTS = 4_096
+# Rows of a memory-mapped bank that are read before its pages are given back.
+_TAKEN_ROWS = 2_048
 
 
 def text_key(prompt: str, text: str) -> bytes:
@@ -128,8 +130,26 @@ class EmbeddingBank:
         Raises:
             UserError: A text was not encoded under this prompt.
         """
+        return self.take(self.rows(texts, prompt))
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """Return the embeddings in some rows of the bank: shape (len(rows), d), float32."""
+        taken = np.empty((len(rows), self.width), dtype=np.float32)
+        for start in range(0, len(rows), _TAKEN_ROWS):
+            part = slice(start, start + _TAKEN_ROWS)
+            taken[part] = self.vectors[rows[part]]
+            # The system maps many pages around each one that is read.
+            give_back_pages(self.vectors)
+        return taken
+
+    def rows(self, texts: Sequence[str], prompt: str = "") -> np.ndarray:
+        """Return where the bank has ``texts``, shape (len(texts),); see `lookup`.
+
+        Raises:
+            UserError: A text was not encoded under this prompt.
+        """
         if len(texts) == 0:
-            return np.empty((0, self.width), dtype=np.float32)
+            return np.empty(0, dtype=np.int64)
         wanted = np.frombuffer(
             b"".join(text_key(prompt, text) for text in texts), dtype=f"S{KEY_BYTES}"
         )
@@ -143,7 +163,7 @@ class EmbeddingBank:
                 "again from its first node."
             )
             raise UserError(msg)
-        return np.asarray(self.vectors[rows], dtype=np.float32)
+        return np.asarray(rows)
 
 
 def as_bytes(keys: np.ndarray) -> np.ndarray:

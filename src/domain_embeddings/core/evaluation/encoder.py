@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.similarity_functions import cos_sim, pairwise_cos_sim
 from mteb.types import PromptType
@@ -14,13 +14,16 @@ from mteb.types import PromptType
 from domain_embeddings.core.encoders.bank import EmbeddingBank
 from domain_embeddings.core.encoders.prefix import prefix
 from domain_embeddings.core.encoders.prompts import Role, prompt_for
-from domain_embeddings.core.encoders.quantisation import FLOAT32, Quantiser
+from domain_embeddings.core.encoders.quantisation import BINARY, FLOAT32, Quantiser
+from domain_embeddings.core.evaluation.nested import NestedSearch, pair_similarities
 from domain_embeddings.core.evaluation.transforms import Transform
 
 TaskPrompts = Mapping[str, Mapping[Role, str]]
 
-# Bounds the similarities that are in memory at once to this many queries times the corpus.
-_QUERIES = 256
+# Documents whose vectors, and texts whose keys, are in memory at once.
+BLOCK_ROWS = 16_384
+# Transformed vectors of a task are kept for the next width up to this size.
+_KEPT_BYTES = 256 * 1024 * 1024
 
 
 def task_prompts(
@@ -42,6 +45,147 @@ def task_prompts(
     }
 
 
+@dataclass(frozen=True)
+class _Corpus:
+    """Documents that are searched: the data set, their names, larger ones first, and bank rows."""
+
+    dataset: Any
+    names: list[str]
+    rows: np.ndarray
+
+
+class BankView:
+    """The transformed embeddings of a model, looked up once for the encoders of all widths.
+
+    What is kept is of one task at a time: `forget` it before the next one.
+
+    Args:
+        bank: Full-width embeddings of every text of the tasks.
+        prompts: Prompts by task name and role, as used when the bank was built.
+        transform: Applied at full width, before the prefix is taken.
+    """
+
+    def __init__(self, bank: EmbeddingBank, prompts: TaskPrompts, transform: Transform) -> None:
+        """Keep the bank; vectors are looked up when an encoder asks."""
+        self.bank = bank
+        self.prompts = prompts
+        self.transform = transform
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what is kept of a task, and its encoders."""
+        self.encoders: list[BankEncoder] = []
+        self._vectors: dict[tuple[str, int, int], np.ndarray] = {}
+        self._corpus: _Corpus | None = None
+        self._found: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+
+    def vectors(self, texts: Sequence[str], task: str, role: Role) -> np.ndarray:
+        """Return the transformed embeddings of texts: shape (n, d), float32."""
+        prompt = self.prompts[task][role]
+        key = (prompt, len(texts), hash(tuple(texts)))
+        if key not in self._vectors:
+            found = self.transform.apply(self.bank.lookup(texts, prompt))
+            if sum(kept.nbytes for kept in self._vectors.values()) + found.nbytes > _KEPT_BYTES:
+                return found
+            self._vectors[key] = found
+        return self._vectors[key]
+
+    def index(self, dataset: Any, task: str) -> _Corpus:
+        """Find the documents of a data set with the columns id and text in the bank."""
+        if self._corpus is None or self._corpus.dataset is not dataset:
+            prompt = self.prompts[task]["positive"]
+            # Never all texts at once: the data set has them already.
+            rows = [
+                self.bank.rows(dataset["text"][start : start + BLOCK_ROWS], prompt)
+                for start in range(0, len(dataset), BLOCK_ROWS)
+            ]
+            names = list(dataset["id"][:])
+            # Of equal similarities the larger id wins, as in mteb, so it has to come first.
+            order = np.array(sorted(range(len(names)), key=names.__getitem__, reverse=True))
+            self._corpus = _Corpus(dataset, [names[i] for i in order], np.concatenate(rows)[order])
+            self._found = {}
+        return self._corpus
+
+    def search(
+        self, encoder: BankEncoder, queries: np.ndarray, k: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Find the nearest documents of the indexed corpus.
+
+        The encoders of this view are all answered in one pass; each of the others finds its answer
+        when it asks the same.
+
+        Args:
+            encoder: The one that asks.
+            queries: Transformed embeddings, shape (q, d).
+            k: Number of documents per query.
+
+        Returns:
+            Cosine similarities and numbers of documents, as `NestedSearch.result` gives them.
+        """
+        asked = hash((k, queries.shape, queries.tobytes()))
+        if (asked, id(encoder)) not in self._found:
+            together = self.encoders if encoder in self.encoders else [encoder]
+            self._found = {
+                (asked, id(each)): found
+                for each, found in zip(together, self._search(together, queries, k), strict=True)
+            }
+        return self._found.pop((asked, id(encoder)))
+
+    def _search(
+        self, encoders: Sequence[BankEncoder], queries: np.ndarray, k: int
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Compare all queries with all documents, block by block."""
+        corpus = self._indexed()
+        k = min(k, len(corpus.rows))
+        exact = [encoder for encoder in encoders if encoder.exact]
+        nested = NestedSearch(queries, sorted({encoder.width for encoder in exact}), k)
+        coded = {
+            id(encoder): NestedSearch(encoder.codes(queries), [encoder.width], k)
+            for encoder in encoders
+            if not encoder.exact
+        }
+        for start in range(0, len(corpus.rows), BLOCK_ROWS):
+            block = self._block(corpus.rows[start : start + BLOCK_ROWS])
+            if exact:
+                nested.add(block)
+            for encoder in encoders:
+                if not encoder.exact:
+                    coded[id(encoder)].add(encoder.codes(block))
+        return [coded.get(id(encoder), nested).result(encoder.width) for encoder in encoders]
+
+    def compare(
+        self, encoder: BankEncoder, queries: np.ndarray, candidates: Sequence[Sequence[str]]
+    ) -> list[np.ndarray]:
+        """Return the cosine similarity of every query with each of its candidates.
+
+        Args:
+            encoder: The one that asks.
+            queries: Transformed embeddings, shape (q, d).
+            candidates: Names of indexed documents by query.
+        """
+        corpus = self._indexed()
+        places = dict(zip(corpus.names, corpus.rows.tolist(), strict=True))
+        rows = np.array([places[name] for own in candidates for name in own], dtype=np.int64)
+        lengths = [len(own) for own in candidates]
+        query = np.repeat(np.arange(len(candidates)), lengths)
+        asked = encoder.codes(queries)
+        parts = [np.empty(0, dtype=np.float32)]
+        for start in range(0, len(rows), BLOCK_ROWS):
+            part = slice(start, start + BLOCK_ROWS)
+            documents = encoder.codes(self._block(rows[part]))
+            parts.append(pair_similarities(asked[query[part]], documents))
+        return np.split(np.concatenate(parts), np.cumsum(lengths)[:-1])
+
+    def _indexed(self) -> _Corpus:
+        if self._corpus is None:
+            msg = "index a corpus before it is searched"
+            raise ValueError(msg)
+        return self._corpus
+
+    def _block(self, rows: np.ndarray) -> np.ndarray:
+        return self.transform.apply(self.bank.take(rows))
+
+
 class BankEncoder:
     """An encoder for mteb that transforms, truncates and quantises stored embeddings.
 
@@ -55,6 +199,8 @@ class BankEncoder:
         width: Number of leading coordinates that are kept.
         quantiser: What vectors go through before they are compared.
         name: Model name for mteb, of the form ``organisation/model``.
+        view: What this encoder shares with those of other widths, of the same bank, prompts and
+            transform; None for one of its own.
     """
 
     def __init__(  # noqa: PLR0913 - the vectors, their prompts, and what is done to them
@@ -66,6 +212,7 @@ class BankEncoder:
         quantiser: Quantiser | None = None,
         *,
         name: str = "local/bank",
+        view: BankView | None = None,
     ) -> None:
         """Keep the bank; vectors are looked up when mteb asks."""
         self.bank = bank
@@ -73,6 +220,8 @@ class BankEncoder:
         self.transform = transform
         self.width = width
         self.quantiser = quantiser or Quantiser()
+        self.view = view or BankView(bank, prompts, transform)
+        self.view.encoders.append(self)
         self._meta = ModelMeta.create_empty(
             overwrites={
                 "name": name,
@@ -125,23 +274,35 @@ class BankEncoder:
         Returns:
             Unit vectors of shape (n, width), float32.
         """
-        vectors = self.bank.lookup(texts, self.prompts[task][role])
-        cut = np.asarray(prefix(self.transform.apply(vectors), self.width), dtype=np.float32)
-        if self.quantiser.precision == FLOAT32:
-            return cut
+        return self.cut(self.view.vectors(texts, task, role))
+
+    @property
+    def exact(self) -> bool:
+        """Whether prefixes are compared as they are."""
+        return self.quantiser.precision == FLOAT32
+
+    def cut(self, vectors: np.ndarray) -> np.ndarray:
+        """Return what is compared of transformed embeddings (n, d): shape (n, width), float32."""
         # The cosine does not need length 1, but the probes compare lengths as well.
-        return prefix(self.quantiser.restore(cut), self.width)
+        return prefix(self.codes(vectors), self.width)
+
+    def codes(self, vectors: np.ndarray) -> np.ndarray:
+        """Return `cut` without its last normalisation: signs are 1 and -1, whose sums are exact."""
+        cut = np.asarray(prefix(vectors, self.width), dtype=np.float32)
+        if self.exact:
+            return cut
+        restored = self.quantiser.restore(cut)
+        return np.sign(restored) if self.quantiser.precision == BINARY else restored
 
     def index(self, corpus: Any, *, task_metadata: Any, **kwargs: Any) -> None:
-        """Embed the documents that the next search looks through.
+        """Find the documents that the next search looks through in the bank.
 
         Args:
             corpus: Data set with the columns id and text.
             task_metadata: Metadata whose name selects the prompts.
             **kwargs: Ignored.
         """
-        vectors = self.embed(corpus["text"][:], task_metadata.name, "positive")
-        self._documents = list(corpus["id"][:]), torch.from_numpy(vectors)
+        self._names = self.view.index(corpus, task_metadata.name).names
 
     def search(
         self,
@@ -164,26 +325,20 @@ class BankEncoder:
         Returns:
             Cosine similarity by query and document; of equal similarities the larger id is kept.
         """
-        names, documents = self._documents
-        asked = torch.from_numpy(self.embed(queries["text"][:], task_metadata.name, "anchor"))
         ids = list(queries["id"][:])
+        asked = self.view.vectors(queries["text"][:], task_metadata.name, "anchor")
         if top_ranked is None:
+            values, rows = self.view.search(self, asked, top_k)
             return {
-                query: _best(similar, names, top_k)
-                for start in range(0, len(ids), _QUERIES)
-                for query, similar in zip(
-                    ids[start : start + _QUERIES],
-                    self.similarity(asked[start : start + _QUERIES], documents),
-                    strict=True,
-                )
+                query: {self._names[row]: value for row, value in zip(own, best, strict=True)}
+                for query, own, best in zip(ids, rows.tolist(), values.tolist(), strict=True)
             }
-        places = {name: row for row, name in enumerate(names)}
-        results: dict[str, dict[str, float]] = {}
-        for query, vector in zip(ids, asked, strict=True):
-            own = list(top_ranked.get(query, ()))
-            rows = [places[name] for name in own]
-            results[query] = _best(self.similarity(vector[None], documents[rows])[0], own, top_k)
-        return results
+        candidates = [list(top_ranked.get(query, ())) for query in ids]
+        similar = self.view.compare(self, asked, candidates)
+        return {
+            query: _best(values, own, top_k)
+            for query, values, own in zip(ids, similar, candidates, strict=True)
+        }
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         """Return the cosine similarity of all pairs of rows."""
@@ -194,9 +349,7 @@ class BankEncoder:
         return pairwise_cos_sim(embeddings1, embeddings2)
 
 
-def _best(similar: torch.Tensor, names: Sequence[str], top_k: int) -> dict[str, float]:
-    """Keep the most similar documents, in falling order."""
-    # One more, as mteb takes it: among equals the larger id stays, not the one that came first.
-    values, rows = torch.topk(similar, min(top_k + 1, len(names)))
-    ranked = sorted(zip(values.tolist(), (names[row] for row in rows.tolist())), reverse=True)
+def _best(values: np.ndarray, names: Sequence[str], top_k: int) -> dict[str, float]:
+    """Keep the most similar documents, in falling order; of equal ones those with larger ids."""
+    ranked = sorted(zip(values.tolist(), names, strict=True), reverse=True)
     return {name: value for value, name in ranked[:top_k]}

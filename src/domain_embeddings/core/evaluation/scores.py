@@ -26,7 +26,12 @@ from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.encoders.bank import EmbeddingBank
 from domain_embeddings.core.encoders.quantisation import FLOAT32, quantiser
 from domain_embeddings.core.errors import ParameterError
-from domain_embeddings.core.evaluation.encoder import BankEncoder, TaskPrompts, task_prompts
+from domain_embeddings.core.evaluation.encoder import (
+    BankEncoder,
+    BankView,
+    TaskPrompts,
+    task_prompts,
+)
 from domain_embeddings.core.evaluation.replicates import replicates_bundle
 from domain_embeddings.core.evaluation.resampling import draw_counts
 from domain_embeddings.core.evaluation.sampling import fit_pairs, fit_vectors
@@ -290,19 +295,13 @@ def sweep(  # noqa: PLR0913 - the five ingredients of an evaluation and two sett
     total = len(banks) * kinds * len(tasks) * len(settings.widths)
     with tqdm(total=total, disable=not show_progress) as bar:
         for name, bank, transform in _fitted(banks, specs, pairs, settings):
-            prompts = task_prompts(specs, bank.header["prompts"])
-            weights = bank.header.get("weight_hash")
-            for precision, task, width in itertools.product(
-                settings.precisions if transform.name == AS_IS else (FLOAT32,),
-                tasks,
-                settings.widths,
-            ):
-                bar.set_description(f"{name} {transform.name} {precision} {task.name} {width}")
-                codes = quantiser(precision, name, width, ranges, weight_hash=weights)
-                encoder = BankEncoder(bank, prompts, transform, width, codes, name=f"local/{name}")
-                measured = measure(task.run(encoder), counts[task.name])
-                cells[Vectors(name, transform.name, width, precision), task.name] = measured
-                bar.update()
+            view = BankView(bank, task_prompts(specs, bank.header["prompts"]), transform)
+            for task in tasks:
+                encoders = _encoders(view, name, settings, ranges)
+                for vectors, encoder in encoders.items():
+                    bar.set_description(f"{task.name}: {name} {transform.name} {vectors.width}")
+                    cells[vectors, task.name] = measure(task.run(encoder), counts[task.name])
+                    bar.update()
     table = _Table(banks, tasks, specs, settings, dict(methods or {}))
     return table.rows(cells), table.replicates(cells)
 
@@ -326,6 +325,24 @@ def correct(scores: pd.DataFrame) -> np.ndarray:
         at = rows.to_numpy()
         corrected[at] = holm(scores["p"].to_numpy(dtype=np.float64)[at])
     return corrected
+
+
+def _encoders(
+    view: BankView, model: str, settings: SweepSettings, ranges: Bundle | None
+) -> dict[Vectors, BankEncoder]:
+    """Return an encoder per precision and width; they share what they look up for one task."""
+    view.forget()
+    transform = view.transform
+    weights = view.bank.header.get("weight_hash")
+    encoders = {}
+    for precision, width in itertools.product(
+        settings.precisions if transform.name == AS_IS else (FLOAT32,), settings.widths
+    ):
+        codes = quantiser(precision, model, width, ranges, weight_hash=weights)
+        encoders[Vectors(model, transform.name, width, precision)] = BankEncoder(
+            *(view.bank, view.prompts, transform, width, codes), name=f"local/{model}", view=view
+        )
+    return encoders
 
 
 def _warn_untrained(widths: Sequence[int], bank: EmbeddingBank, name: str) -> None:
