@@ -10,6 +10,7 @@ import torch
 from tiny_models import tiny_sentence_transformer
 from tiny_training import SPECS, make_pairs, make_world
 
+from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.training.dev import DevScorer, DevSelection
 from domain_embeddings.core.training.objective import Objective
@@ -30,6 +31,8 @@ EVALUATION = EvaluationParameters(
     bootstrap=5,
     fit_pairs=6,
     transforms=["none"],
+    precisions=["float32"],
+    store=None,
     classification={"samples_per_label": 4, "experiments": 2},
 )
 
@@ -209,8 +212,9 @@ def test_the_score_is_the_one_that_evaluation_gives_the_finished_model(world, de
     bank = evaluation_nodes.embed_reference(
         finished, dev_tasks, pairs, specs(), EVALUATION, WIDTHS, 3
     )
-    scores = evaluation_nodes.score(
-        bank, bank, dev_tasks, pairs, specs(), EVALUATION, {"method": "mrl"}, WIDTHS, 3
+    ranges = Bundle({})
+    scores, _ = evaluation_nodes.score(
+        bank, bank, ranges, dev_tasks, pairs, specs(), EVALUATION, {"method": "mrl"}, WIDTHS, 3
     )
     wanted = scores[(scores["model"] == "adapted") & (scores["task"] == "mean")]
     assert found == pytest.approx(dict(zip(wanted["width"], wanted["value"], strict=True)))
