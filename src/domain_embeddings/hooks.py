@@ -19,7 +19,7 @@ from kedro.io.core import VersionNotFoundError
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
-from domain_embeddings.core.errors import DataError, ParameterError, user_error
+from domain_embeddings.core.errors import DataError, GateError, ParameterError, user_error
 from domain_embeddings.core.training.checkpoints import remove_checkpoints, require_writable
 from domain_embeddings.core.training.memory import peak_memory_mib
 from domain_embeddings.parameters import Parameters, check_parameters
@@ -97,6 +97,8 @@ class ParametersHook:
             ParameterError: Naming the key and what is allowed.
         """
         _require_inputs(pipeline, catalog)
+        if self.parameters.evaluation.max_general_drop is not None:
+            _require_general_task(pipeline, catalog)
         training = self.parameters.training
         if training.saves and _trains(pipeline):
             require_writable(training.checkpoints.folder)
@@ -142,6 +144,20 @@ def _require_inputs(pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         f"--pipelines={','.join(stages)}, or everything: --pipelines=domain_adapt"
     )
     raise DataError(msg)
+
+
+def _require_general_task(pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+    """Refuse a limit on the loss of general quality where nothing will measure it."""
+    from domain_embeddings.core.reporting.retention import NO_GENERAL_TASK
+
+    inputs = pipeline.inputs()
+    if "raw_tasks" in inputs:
+        general = any(spec.general for spec in catalog.load("raw_tasks").specs)
+    else:
+        specs = catalog.load("task_specs") if "task_specs" in inputs else []
+        general = not specs or any(spec.get("general", False) for spec in specs)
+    if not general:
+        raise ParameterError(NO_GENERAL_TASK)
 
 
 class TrackingHook:
@@ -369,6 +385,12 @@ class SummaryHook:
         """Keep the recommendation."""
         if dataset_name == "width_recommendation":
             self._answer = data
+
+    @hook_impl
+    def on_pipeline_error(self, error: Exception) -> None:
+        """Print the same where a finished run misses a bar: everything was made and saved."""
+        if isinstance(user_error(error), GateError):
+            self.after_pipeline_run()
 
     @hook_impl
     def after_pipeline_run(self) -> None:

@@ -300,8 +300,9 @@ class EvaluationParameters(Section):
     batch_tokens: Count = 16_384
     store: StoreParameters | None = StoreParameters()
     fit_pairs: Count = 2_000
-    bootstrap: Annotated[int, Field(ge=0)] = 1_000
+    bootstrap: Annotated[int, Field(ge=0)] = 2_000
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
+    max_general_drop: Fraction | None = None
     classification: ClassificationProbe = ClassificationProbe()
     clustering: ClusteringProbe = ClusteringProbe()
     mteb: MtebParameters = MtebParameters()

@@ -61,9 +61,12 @@ def test_scores_are_tidy_and_unique(finished):
     assert not scores.duplicated(KEY).any()
     assert sorted(scores["width"].unique()) == WIDTHS
     own = scores[scores["model"].isin(["reference", "adapted"])]
-    assert set(own["task"]) == {"topics", "questions", "duplicates", "similar", "groups", "mean"}
+    assert set(own["task"]) == {
+        *("topics", "questions", "duplicates", "similar", "groups", "mean"),
+        *("everyday", "general_mean"),
+    }
     assert np.isfinite(own["value"]).all()
-    assert (own.groupby(["model", "transform", "task"])["main"].sum() == len(WIDTHS)).all()
+    assert (own.groupby(["model", "transform", "precision", "task"])["main"].sum() == len(WIDTHS)).all()
 
 
 def test_the_model_loads_in_plain_sentence_transformers_and_names_its_widths(finished):
@@ -383,6 +386,48 @@ def test_a_tracking_server_that_hangs_or_fails_stops_and_costs_nothing(
     # requests, so a server that is only slow gets them all.
     allowed = {"hang": 2, "fail": 3 + 1, "slow": 12}
     assert 1 <= len(server.asked) - healthy <= allowed[then], server.asked
+
+
+# ------------------------------------------------------------------------ the gate at the end
+
+
+def plant_general_drop(project, drop):
+    """Store scores as if the adapted model had lost that much on general text."""
+    [version] = project.versions(SCORES)
+    path = project.path(SCORES, version)
+    scores = pd.read_parquet(path)
+    rows = scores["general"] & (scores["model"] == "adapted_minus_reference")
+    scores.loc[rows, ["value", "low", "high"]] = (-drop, -drop - 0.01, -drop + 0.01)
+    scores.loc[rows & scores["p"].notna(), ["p", "p_holm"]] = 0.001
+    scores.to_parquet(path)
+
+
+def test_a_planted_drop_of_general_quality_fails_the_run_after_everything_is_saved(project):
+    plant_general_drop(project, 0.3)
+    result = project.run("--pipelines=reporting", "--params=evaluation.max_general_drop=0.1")
+    assert result.exit_code == 1
+    assert "General quality dropped too far: -30.0 points ([-31.0, -29.0]" in result.output
+    assert "evaluation.max_general_drop allows 10.0 points" in result.output
+    assert "Traceback" not in result.output
+    # The closing table is printed all the same, and every entry of the stage is there.
+    assert "General text lost: over 1 general task" in result.output
+    for entry in ("width_recommendation", "adaptation_report", "model_card", "loss_curves"):
+        assert len(project.versions(PLACES[entry])) == 2, entry
+    failed = project.mlflow_runs()[-1]
+    assert failed.info.status == "FAILED"
+    assert "General quality dropped too far" in failed.data.tags["error"]
+    assert failed.data.tags["saved.adaptation_report"]
+    allowed = project.run("--pipelines=reporting", "--params=evaluation.max_general_drop=0.4")
+    assert allowed.exit_code == 0, allowed.output
+
+
+def test_a_gate_without_a_general_task_is_refused_before_the_first_node(tmp_path):
+    project = make_project(tmp_path / "project")
+    project.keep_tasks("topics", "questions")
+    result = project.run("--params=evaluation.max_general_drop=0.1")
+    assert result.exit_code == 1
+    assert "evaluation.max_general_drop: no task is evaluated as general text" in result.output
+    assert project.versions(PLACES["task_records"]) == []
 
 
 # -------------------------------------------------------------------------- what stays apart

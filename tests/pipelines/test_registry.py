@@ -67,6 +67,10 @@ def test_every_entry_has_a_layer_and_every_output_is_versioned(name):
     assert "MemoryDataset" not in entry["type"]
 
 
+def test_the_gate_is_the_last_node_so_that_nothing_is_lost():
+    assert WHOLE.nodes[-1].name == "check_retention"
+
+
 def test_every_output_is_written_once_to_its_own_place():
     outputs = Counter(name for node in WHOLE.nodes for name in node.outputs)
     assert set(outputs.values()) == {1}

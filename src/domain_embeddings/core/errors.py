@@ -25,6 +25,10 @@ class TrainingError(UserError):
     """Training cannot go on, for example because a loss is no longer a number."""
 
 
+class GateError(UserError):
+    """A finished run misses a bar that the user has set; everything it made is saved."""
+
+
 def user_error(error: BaseException) -> UserError | None:
     """Return the error a user can act on behind an exception, if there is one."""
     seen: BaseException | None = error

@@ -370,6 +370,15 @@ def test_stored_replicates_give_back_the_intervals_of_differences(with_general):
         )
 
 
+def test_too_few_resamples_for_any_claim_are_told(banks, caplog):
+    some = {"reference": banks["reference"], "adapted": banks["adapted"]}
+    for replicates, told in ((79, True), (80, False)):
+        caplog.clear()
+        # The mean and one task at one width: 2 comparisons at 0.05.
+        run(some, SweepSettings((4,), ("none",), replicates), ("sts",))
+        assert ("80 or more" in caplog.text) == told
+
+
 def test_draws_depend_on_the_task_alone_so_that_runs_of_other_seeds_pair(banks):
     # Without probes nothing else depends on the seed.
     bundles = []

@@ -80,7 +80,8 @@ def test_limitations_name_what_was_not_shown():
     limits = card.split("## Limitations")[1]
     assert "No difference has been shown on general_similarity." in limits
     assert "one training run of seed 7" in limits
-    assert "30 paired comparisons that are not corrected for their number" in limits
+    assert "Corrected are all 42 comparisons with one rival" in limits
+    assert "General text lost: over 2 general tasks the model scores" in limits
     assert "PCA" not in limits
     answer = recommend_width(report_data.truncation_scores(), report_data.WIDTHS, quality_floor=1.0)
     worse = render_card(card_inputs(width_recommendation=answer)).split("## Limitations")[1]
@@ -91,7 +92,10 @@ def test_the_card_compares_with_the_cheap_rival():
     card = render_card(card_inputs())
     opening = card.split("## Usage")[0]
     assert "Cheap rival, the untouched model after PCA with nothing trained: 67.6" in opening
-    assert "| 0.4 [0.2, 0.6] | +4.3 [3.7, 4.9] | better | +1.9 [1.3, 2.5] | better |" in card
+    assert (
+        "| 0.4 [0.2, 0.6] | +4.3 [3.7, 4.9], p 0.012 | better | +1.9 [1.3, 2.5], p 0.012 | better |"
+        in card
+    )
     scores = report_data.truncation_scores()
     rival = scores["model"] == "adapted_minus_reference_pca"
     scores.loc[rival, ["value", "low", "high"]] = (0.0, -0.01, 0.01)

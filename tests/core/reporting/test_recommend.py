@@ -11,12 +11,14 @@ from domain_embeddings.core.errors import DataError
 from domain_embeddings.core.reporting.recommend import asides, recommend_width, recommended_row
 
 
-def mean_rows(
+def mean_rows(  # noqa: PLR0917
     values: dict[int, float],
     half: float = 0.01,
     model: str = "adapted",
     method: str = "mrl",
     seed: int = 0,
+    p: float = 0.01,
+    task: str = "mean",
 ) -> pd.DataFrame:
     """Mean rows of one model with the same half-width at every width."""
     return pd.DataFrame(
@@ -24,8 +26,8 @@ def mean_rows(
             "model": model,
             "method": method,
             "transform": "none",
-            "task": "mean",
-            "type": "mean",
+            "task": task,
+            "type": task,
             "width": list(values),
             "metric": "main",
             "main": True,
@@ -33,6 +35,9 @@ def mean_rows(
             "n": 100,
             "low": [value - half for value in values.values()],
             "high": [value + half for value in values.values()],
+            "general": task == "general_mean",
+            "p_holm": p if math.isfinite(half) else math.nan,
+            "confidence": 0.95,
             "seed": seed,
             "split": "test",
         }
@@ -193,6 +198,16 @@ def test_a_claim_is_made_only_with_its_interval(gap, half, verdict, words):
     assert answer["verdict"] == verdict
     assert words in answer["sentence"]
     assert answer["sentence"].startswith("Ship") == (verdict != "worse")
+
+
+def test_a_claim_that_does_not_survive_the_correction_is_not_made():
+    scores = with_rivals(0.03, 0.01, rival_gap=-0.03)
+    paired = scores["model"].str.startswith("adapted_minus_reference")
+    answer = recommend_width(scores.assign(p_holm=scores["p_holm"].mask(paired, 0.2)), [16, 32])
+    assert answer["verdict"] == answer["rival_verdict"] == "not after correction"
+    assert answer["sentence"].startswith("Ship width 16")
+    assert "+3.0 points [2.0, 4.0] is not enough among 2 comparisons, p 0.20" in answer["sentence"]
+    assert "No difference to the recommended vectors has been shown (-3.0" in answer["rival"]
 
 
 @pytest.mark.parametrize(

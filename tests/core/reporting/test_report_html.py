@@ -61,9 +61,9 @@ def test_the_recommended_width_is_marked_with_its_numbers(page):
         "512 MB",
         "69.4 [68.8, 70.0]",
         "0.4 [0.2, 0.6]",
-        "+4.3 [3.7, 4.9]",
+        "+4.3 [3.7, 4.9], p 0.012",
         "\N{BLACK UP-POINTING TRIANGLE}better",
-        "+1.9 [1.3, 2.5]",
+        "+1.9 [1.3, 2.5], p 0.012",
         "\N{BLACK UP-POINTING TRIANGLE}better",
     ]
 
@@ -75,9 +75,42 @@ def test_the_answer_is_followed_by_the_cheap_rival_and_by_what_is_still_better(p
     assert "Still better at this width: adapted, after PCA, 70.2; +0.8 points" in opening
 
 
-def test_the_number_of_comparisons_is_told(page):
-    assert "This page shows 30 such comparisons" in page
-    assert "about 1.5 of them would leave out zero by chance" in page
+def test_the_family_of_comparisons_and_its_correction_are_told(page):
+    widths, tasks = len(report_data.WIDTHS), len(report_data.TASKS)
+    assert f"Corrected are all {widths * (tasks + 1)} comparisons with one rival" in page
+    assert "corrected by Holm's method, is at most 0.05" in page.replace("&#39;", "'")
+
+
+def test_general_text_has_a_section_with_every_task_and_width(page):
+    rows = [row for row in Page(page).rows if row]
+    [header] = [row for row in rows if row[0] == "general task"]
+    assert [cell.split()[0] for cell in header[1:]] == [str(w) for w in report_data.WIDTHS]
+    [search] = [row for row in rows if row[0].startswith("prose_search ndcg")]
+    [mean] = [row for row in rows if row[0] == "mean of the general tasks"]
+    cells = [" ".join(cell.split()) for cell in (*search[1:], *mean[1:])]
+    assert len(cells) == 2 * len(report_data.WIDTHS)
+    assert cells[3].startswith("\N{MINUS SIGN}3.6 [")
+    assert cells[3].endswith("worse")
+    assert cells[-3].endswith("within noise")
+    assert cells[-1].endswith("worse")
+    opening = page[page.index('id="answer"') : page.index("<table")]
+    assert "General text lost: over 2 general tasks the model scores" in opening
+
+
+def test_without_a_general_task_the_section_says_how_to_get_one(make_inputs):
+    scores = report_data.truncation_scores()
+    html = render_report(make_inputs(truncation_scores=scores[~scores["general"]]))
+    assert "No general task was scored for both models" in html
+    assert "General text lost" not in html
+
+
+def test_a_difference_that_does_not_survive_the_correction_is_no_claim(make_inputs):
+    scores = report_data.truncation_scores()
+    html = render_report(make_inputs(truncation_scores=scores.assign(p_holm=0.3)))
+    assert "not after correction" in html
+    assert "Got better: none" in html
+    assert "Got worse: none" in html
+    assert ">better<" not in html.replace("</span>better<", ">better<")
 
 
 def test_a_gain_that_pca_alone_would_give_is_not_painted_as_a_success(make_inputs):
@@ -169,20 +202,24 @@ def test_tasks_are_judged_at_both_widths(scores):
     assert rows[0]["task"] == "docstring_to_function"
     general = rows[-1]
     assert general["task"] == "general_similarity"
-    assert general["here"] == {"gap": "-0.1", "interval": "[-1.3, 1.1]", "verdict": "within noise"}
+    assert general["here"] == {
+        "gap": "-0.1",
+        "evidence": "[-1.3, 1.1], p 1.00",
+        "verdict": "within noise",
+    }
     assert general["full"]["verdict"] == "worse"
 
 
 def test_rivals_are_compared_in_pairs_where_there_are_pairs(scores):
     rows = {
-        (row["name"], row["width"]): (row["compared"], row["gap"], row["gap_interval"])
+        (row["name"], row["width"]): (row["compared"], row["gap"], row["evidence"])
         for row in sections.rivals(frames.main_scores(scores), 128, 384)
     }
     assert rows["adapted, as is", "128"] == ("recommended", "", "")
-    assert rows["adapted, after PCA", "128"] == ("better", "+0.8", "[0.2, 1.4]")
-    assert rows["untouched, as is", "128"] == ("worse", "-4.3", "[-4.9, -3.7]")
-    assert rows["untouched, after PCA", "128"] == ("worse", "-1.9", "[-2.5, -1.3]")
-    assert rows["adapted, as is", "384"] == ("better", "+0.4", "[0.2, 0.6]")
+    assert rows["adapted, after PCA", "128"] == ("better", "+0.8", "[0.2, 1.4], p 0.012")
+    assert rows["untouched, as is", "128"] == ("worse", "-4.3", "[-4.9, -3.7], p 0.012")
+    assert rows["untouched, after PCA", "128"] == ("worse", "-1.9", "[-2.5, -1.3], p 0.012")
+    assert rows["adapted, as is", "384"] == ("better", "+0.4", "[0.2, 0.6], p 0.012")
     assert rows["untouched, as is", "384"] == ("not paired: intervals apart, lower", "-2.3", "")
     assert len(rows) == 8
 
@@ -191,15 +228,6 @@ def test_rivals_without_intervals_are_not_judged(scores):
     bare = scores.assign(low=float("nan"), high=float("nan"))
     rows = sections.rivals(frames.main_scores(bare), 128, 384)
     assert {row["compared"] for row in rows} == {"recommended", "no interval"}
-
-
-def test_the_comparisons_are_those_on_the_page(scores):
-    main = frames.main_scores(scores)
-    widths, tasks = len(report_data.WIDTHS), len(report_data.TASKS)
-    # Mean: both rivals and the own full width at every width, own pca here; tasks at two widths.
-    assert frames.comparisons(main, 128, 384) == 2 * widths + (widths - 1) + 1 + 2 * tasks
-    assert frames.comparisons(main, 384, 384) == 2 * widths + (widths - 1) + 1 + tasks
-    assert frames.comparisons(main.assign(low=float("nan")), 128, 384) == 0
 
 
 def test_what_reze_moves_is_measured_against_the_distance_of_each_source():

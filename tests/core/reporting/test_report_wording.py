@@ -42,8 +42,29 @@ def test_differences_carry_their_sign_unless_they_round_to_zero(value, shown):
         (None, None, "no interval"),
     ],
 )
-def test_the_verdict_follows_from_the_bounds_alone(low, high, verdict):
-    assert wording.verdict(0.009, low, high) == verdict
+def test_the_verdict_of_a_sure_difference_follows_from_the_bounds(low, high, verdict):
+    assert wording.verdict(0.009, low, high, 0.001) == verdict
+
+
+@pytest.mark.parametrize(
+    ("p", "confidence", "verdict"),
+    [
+        (0.05, 0.95, "better"),
+        (0.051, 0.95, "not after correction"),
+        (0.051, 0.9, "better"),
+        (math.nan, 0.95, "no interval"),
+        (None, 0.95, "no interval"),
+    ],
+)
+def test_a_claim_needs_its_corrected_p_value(p, confidence, verdict):
+    assert wording.verdict(0.01, 0.001, 0.02, p, confidence) == verdict
+
+
+def test_p_values_are_short_and_never_zero():
+    shown = [wording.p_value(p) for p in (0.0004, 0.0123, 0.5, 1.0, None, math.nan)]
+    assert shown == ["p < 0.001", "p 0.012", "p 0.50", "p 1.00", "", ""]
+    assert wording.evidence(0.01, 0.02, 0.03) == "[1.0, 2.0], p 0.030"
+    assert wording.evidence(None, None, None) == ""
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -432,7 +433,22 @@ class _Table:
             p = two_sided_p(measured.replicates) if about["main"] else float("nan")
             table.append(about | self._numbers(measured) | {"p": p})
         frame = pd.DataFrame(table, columns=list(COLUMNS))
+        self._warn_if_nothing_can_be_claimed(frame)
         return frame.assign(p_holm=correct(frame))
+
+    def _warn_if_nothing_can_be_claimed(self, frame: pd.DataFrame) -> None:
+        """Say so if the smallest possible p-value is too large once it is corrected."""
+        compared = frame[frame["p"].notna()]
+        if compared.empty:
+            return
+        tests = int(compared.groupby(list(FAMILY)).size().max())
+        needed = math.ceil(2 * tests / (1 - self.settings.confidence))
+        if self.settings.replicates < needed:
+            logger.warning(
+                "evaluation.bootstrap: %d resamples are too few for %d comparisons at a time: no "
+                "difference could be claimed after correction; use %d or more",
+                *(self.settings.replicates, tests, needed),
+            )
 
     def replicates(self, cells: Scores) -> Bundle:
         """Return the replicates of the main metrics of the models themselves."""

@@ -149,8 +149,10 @@ def _widths(inputs: CardInputs) -> str:
     for row in inputs.width_recommendation["widths"]:
         bounds = wording.interval(row["low"], row["high"])
         lost = wording.interval(row["loss_low"], row["loss_high"])
-        gap = wording.interval(row["difference_low"], row["difference_high"])
-        rival = wording.interval(row["rival_low"], row["rival_high"])
+        gap, rival = (
+            wording.evidence(row[f"{name}_low"], row[f"{name}_high"], row[f"{name}_p"])
+            for name in ("difference", "rival")
+        )
         width = f"**{row['width']}**" if row["recommended"] else str(row["width"])
         rows.append(
             [
@@ -194,7 +196,7 @@ def _tasks(inputs: CardInputs) -> str:
         shown = ["", "", ""]
         if change:
             here = change["here"]
-            shown = [change["metric"], f"{here['gap']} {here['interval']}".strip(), here["verdict"]]
+            shown = [change["metric"], f"{here['gap']} {here['evidence']}".strip(), here["verdict"]]
         rows.append([spec["name"], spec["type"], " and ".join(spec.get("uses", [])), *shown])
     header = ["task", "type", "used to", "metric", "difference to untouched", "verdict"]
     return (
@@ -228,7 +230,7 @@ def _limitations(inputs: CardInputs) -> str:
     lines = []
     named = {
         verdict: [row["task"] for row in changes if row["here"]["verdict"] == verdict]
-        for verdict in (wording.WORSE, wording.NOISE, wording.UNKNOWN)
+        for verdict in (wording.WORSE, wording.NOISE, wording.UNCORRECTED, wording.UNKNOWN)
     }
     width = answer["recommended_width"]
     if named[wording.WORSE]:
@@ -236,8 +238,9 @@ def _limitations(inputs: CardInputs) -> str:
             f"At width {width} it is worse than the untouched model on "
             f"{wording.join(named[wording.WORSE])}."
         )
-    if named[wording.NOISE]:
-        lines.append(f"No difference has been shown on {wording.join(named[wording.NOISE])}.")
+    undecided = named[wording.NOISE] + named[wording.UNCORRECTED]
+    if undecided:
+        lines.append(f"No difference has been shown on {wording.join(undecided)}.")
     if named[wording.UNKNOWN]:
         lines.append(
             "Without confidence interval, so without claim: "
@@ -250,12 +253,13 @@ def _limitations(inputs: CardInputs) -> str:
             "No gain of the mean score over the untouched model after a PCA rotation, which needs "
             "no training, has been shown."
         )
-    shown = frames.comparisons(main, width, answer["full_width"])
-    if shown:
-        lines.append(
-            f"This card stands on {wording.plural(shown, 'paired comparison')} that are not "
-            "corrected for their number: some leave out zero by chance alone."
-        )
+    if answer["tests"]:
+        lines.append(wording.correction(answer["tests"], answer["confidence"]))
+    lines.append(
+        answer["retention"]["sentence"]
+        if answer["retention"]
+        else "What training did to general text was not measured: no task is marked as general."
+    )
     lines += [
         "Intervals hold the uncertainty of the test rows (for clustering, of the repeated runs) "
         f"with one training run of seed {inputs.seed}; another seed may move the scores further.",

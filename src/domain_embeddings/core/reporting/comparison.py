@@ -326,9 +326,7 @@ class Comparison:
 
     def verdict(self, found: Difference, corrected: float) -> str:
         """Say what a difference shows: only what its interval and its corrected p both allow."""
-        said = wording.verdict(found.value, found.low, found.high)
-        claimed = said in (wording.BETTER, wording.WORSE)
-        return wording.NOISE if claimed and not corrected <= 1 - self.confidence else said
+        return wording.verdict(found.value, found.low, found.high, corrected, self.confidence)
 
 
 def chosen_width(widths: Sequence[int], wanted: int | None = None) -> int:

@@ -138,10 +138,10 @@ def _ranking_rows(
 def _claim(found: Any, verdict: str) -> dict[str, str]:
     """Write a difference; an empty verdict is a comparison with itself."""
     if not verdict:
-        return {"gap": "", "interval": "", "verdict": ""}
+        return {"gap": "", "evidence": "", "verdict": ""}
     return {
         "gap": wording.signed(found.value),
-        "interval": wording.interval(found.low, found.high),
+        "evidence": wording.interval(found.low, found.high),
         "verdict": verdict,
     }
 
@@ -178,10 +178,7 @@ def _cell(mean: Any, won: int, lost: int, sign: int, alpha: float) -> dict[str, 
     """Write one cell of the matrix."""
     value = sign * float(mean["value"])
     low, high = sorted((sign * float(mean["low"]), sign * float(mean["high"])))
-    said = wording.verdict(value, low, high)
-    shown = said in (wording.BETTER, wording.WORSE) and float(mean["p_holm"]) <= alpha
-    if said in (wording.BETTER, wording.WORSE) and not shown:
-        said = wording.NOISE
+    said = wording.verdict(value, low, high, float(mean["p_holm"]), 1 - alpha)
     tone = {wording.BETTER: "good", wording.WORSE: "bad"}.get(said, "open")
     p = float(mean["p_holm"])
     corrected = "" if math.isnan(p) else f", corrected p {p:.2g}"

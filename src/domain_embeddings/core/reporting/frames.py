@@ -10,6 +10,7 @@ import pandas as pd
 
 from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.errors import DataError
+from domain_embeddings.core.reporting import wording
 
 ADAPTED = "adapted"
 REFERENCE = "reference"
@@ -18,25 +19,27 @@ RIVAL_TRANSFORM = "pca"
 RIVAL = f"{DIFFERENCE}_{RIVAL_TRANSFORM}"
 FULL_WIDTH = "full_width"
 MEAN = "mean"
+GENERAL_MEAN = "general_mean"
 AS_IS = "none"
 FLOAT32 = "float32"
 
-_CURVE = ["model", "transform", "task", "type", "width", "metric"]
+_CURVE = ["model", "transform", "task", "type", "general", "width", "metric"]
 _LAST_COMPONENTS = ("learning_rate", "grad_norm")
 
 
 def main_scores(scores: pd.DataFrame, precision: str = FLOAT32) -> pd.DataFrame:
     """Select the main metric of every task, one row per (model, transform, task, width).
 
-    Several seeds become one row: the mean value with the widest bounds, so that an interval never
-    looks narrower than the one of any single seed.
+    Several seeds become one row: the mean value with the widest bounds and the largest p-value, so
+    that nothing looks surer than in any single seed.
 
     Args:
         scores: The tidy frame ``truncation_scores``; values between 0 and 1.
         precision: How the vectors are stored.
 
     Returns:
-        Columns model, transform, task, type, width, metric, value, low, high, n.
+        Columns model, transform, task, type, general, width, metric, value, low, high, p_holm,
+        confidence, n.
 
     Raises:
         DataError: If there is no main metric at all.
@@ -49,7 +52,12 @@ def main_scores(scores: pd.DataFrame, precision: str = FLOAT32) -> pd.DataFrame:
         msg = "truncation_scores has no row of a main metric: run the stage 'evaluation' first"
         raise DataError(msg)
     merged = main.groupby(_CURVE, sort=False, as_index=False).agg(
-        value=("value", "mean"), low=("low", "min"), high=("high", "max"), n=("n", "max")
+        value=("value", "mean"),
+        low=("low", "min"),
+        high=("high", "max"),
+        p_holm=("p_holm", "max"),
+        confidence=("confidence", "max"),
+        n=("n", "max"),
     )
     return merged.sort_values(["task", "model", "transform", "width"], ignore_index=True)
 
@@ -72,9 +80,10 @@ def curve(main: pd.DataFrame, model: str, transform: str = AS_IS, task: str = ME
     return chosen.sort_values("width").set_index("width", drop=False)
 
 
-def task_names(main: pd.DataFrame) -> list[str]:
-    """List the tasks, without the mean over them, in order of name."""
-    return sorted(set(main["task"]) - {MEAN})
+def task_names(main: pd.DataFrame, *, general: bool = False) -> list[str]:
+    """List the tasks of the domain (or the general ones), without their mean, in order of name."""
+    chosen = main[main["general"].astype(bool) == general]
+    return sorted(set(chosen["task"]) - {MEAN, GENERAL_MEAN})
 
 
 def transforms(main: pd.DataFrame) -> list[str]:
@@ -97,28 +106,51 @@ def contrast(model: str, other: str, transform: str = AS_IS) -> str:
     return f"{model}_minus_{other}" + ("" if transform == AS_IS else f"_{transform}")
 
 
-def comparisons(main: pd.DataFrame, width: int, full: int) -> int:
-    """Count the paired intervals that report and card show.
+def claim(rows: pd.DataFrame, width: int) -> dict[str, Any]:
+    """Read a paired difference at one width, with all that decides what may be said about it.
 
     Args:
-        main: The result of :func:`main_scores`.
-        width: The recommended width.
-        full: The full width.
+        rows: The result of :func:`curve` for a paired comparison.
+        width: The width.
 
     Returns:
-        The number of comparisons of the mean at every width (with the untouched model, as it is and
-        after pca, and with the own full width), of the mean at the recommended width with the own
-        vectors after every transform, and of every task at the recommended and at the full width.
+        value, low, high, p (corrected; all None where unknown) and verdict (words).
     """
-    own = shipped_model(main)
-    rows = main[(main["transform"] == AS_IS) & main["low"].notna()]
-    mean = rows["task"] == MEAN
-    everywhere = rows["model"].isin([DIFFERENCE, RIVAL, contrast(own, FULL_WIDTH)])
-    own_after = [contrast(own, own, name) for name in transforms(main)]
-    other_after = [contrast(own, REFERENCE, name) for name in transforms(main)]
-    here = rows["model"].isin([*own_after, *other_after]) & (rows["width"] == width)
-    tasks = (rows["model"] == DIFFERENCE) & rows["width"].isin([width, full])
-    return int(((mean & (everywhere | here)) | tasks).sum())
+    cells = rows.to_dict("index").get(width, {})
+    names = {"value": "value", "low": "low", "high": "high", "p": "p_holm"}
+    known = {key: number(cells.get(name)) for key, name in names.items()}
+    return {**known, "verdict": wording.verdict(**known, confidence=cells.get("confidence", 0.95))}
+
+
+def opposite(difference: dict[str, Any]) -> dict[str, Any]:
+    """Look at the result of :func:`claim` from the other side."""
+    turned = {
+        "value": _negative(difference["value"]),
+        "low": _negative(difference["high"]),
+        "high": _negative(difference["low"]),
+    }
+    swapped = {wording.BETTER: wording.WORSE, wording.WORSE: wording.BETTER}
+    verdict = difference["verdict"]
+    return {**difference, **turned, "verdict": swapped.get(verdict, verdict)}
+
+
+def family(main: pd.DataFrame) -> int:
+    """Count the comparisons with the untouched model that are corrected together."""
+    rows = main[(main["model"] == DIFFERENCE) & (main["transform"] == AS_IS)]
+    return int((rows["p_holm"].notna() & ~rows["general"].astype(bool)).sum())
+
+
+def number(value: Any) -> float | None:
+    """Turn a cell into a JSON number; None where there is none."""
+    if value is None:
+        return None
+    value = float(value)
+    return value if np.isfinite(value) else None
+
+
+def _negative(value: float | None) -> float | None:
+    """Change the sign of what is known; zero stays without one."""
+    return None if value is None else 0.0 - value
 
 
 def source_bias(geometry: pd.DataFrame, measure: str = "source_bias") -> pd.DataFrame:

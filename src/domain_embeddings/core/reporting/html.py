@@ -18,7 +18,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from domain_embeddings.core.bundle import Bundle
-from domain_embeddings.core.reporting import frames, palette, recommend, sections, static, wording
+from domain_embeddings.core.reporting import (
+    frames,
+    palette,
+    recommend,
+    retention,
+    sections,
+    static,
+    wording,
+)
 
 _MAP_POINTS = 600
 _PACKAGES = ("sentence-transformers", "transformers", "torch", "mteb", "kedro", "numpy")
@@ -27,6 +35,7 @@ _TONES = {
     wording.WORSE: "bad",
     wording.NOISE: "open",
     wording.SAME: "open",
+    wording.UNCORRECTED: "open",
     wording.UNKNOWN: "open",
 }
 _UNIT_OF_A_NUMBER = re.compile(r"(?<=\d) (?=(?:B|kB|MB|GB|TB|%|points)(?!\w))")
@@ -111,8 +120,10 @@ def render_report(inputs: ReportInputs) -> str:
         **styles(),
         method=method,
         confidence=f"{100 * inputs.confidence:g} %",
-        comparisons=frames.comparisons(main, width, full),
-        by_chance=1 - inputs.confidence,
+        correction=wording.correction(answer["tests"], inputs.confidence)
+        if answer["tests"]
+        else "",
+        retention=retention.table(main),
         changes=changes,
         groups=groups,
         tally=_tally(groups) if changes else "",
@@ -146,6 +157,10 @@ def _figures(inputs: ReportInputs, width: int, *, has_changes: bool) -> dict[str
     drawn = {
         "mean": (static.quality_mean(scores), "Mean score by width"),
         "tasks": (static.quality_tasks(scores), "Score by width for every task"),
+        "general": (
+            static.quality_tasks(scores, general=True),
+            "Score by width for every general task and their mean",
+        ),
         "differences": (
             static.differences(scores, width) if has_changes else None,
             f"Adapted minus untouched per task at width {width}",
@@ -173,7 +188,7 @@ def _groups(changes: list[dict[str, Any]]) -> list[tuple[str, str, list[dict[str
     titles = [
         ("Got better", "good", {wording.BETTER}),
         ("Got worse", "bad", {wording.WORSE}),
-        ("Within noise", "open", {wording.NOISE, wording.SAME}),
+        ("Not shown to differ", "open", {wording.NOISE, wording.SAME, wording.UNCORRECTED}),
         ("No interval", "open", {wording.UNKNOWN}),
     ]
     groups = [
@@ -307,6 +322,7 @@ def template(name: str) -> Template:
     }
     environment.globals |= {
         "interval": wording.interval,
+        "evidence": wording.evidence,
         "tone_of": lambda verdict: _TONES.get(verdict, "open"),
         "mark_of": lambda tone: _MARKS.get(tone, ""),
     }

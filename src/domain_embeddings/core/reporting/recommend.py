@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import pandas as pd
 
 from domain_embeddings.core.errors import DataError
-from domain_embeddings.core.reporting import frames, wording
+from domain_embeddings.core.reporting import frames, retention, wording
 
 BYTES_PER_NUMBER = 4
 VECTORS = 1_000_000
@@ -51,10 +50,12 @@ def recommend_width(
     Returns:
         A JSON-able dict: ``recommended_width``, ``full_width``, ``model``, ``rule`` (sentence),
         ``sentence`` (the answer), ``rival`` (sentence about the untouched model after pca, or
-        None), ``smaller`` (sentence about the next smaller width, or None), ``verdict`` and
-        ``rival_verdict`` of the recommended width, ``tolerance``, ``tolerated`` (the same as a
-        score), ``quality_floor``, ``tasks``, ``method``, ``split`` and ``widths``, one dict per
-        width. Scores are between 0 and 1, sizes in bytes; what is unknown is None.
+        None), ``smaller`` (sentence about the next smaller width, or None), ``retention`` (what
+        became of general text, see ``retention.py``, or None), ``verdict`` and ``rival_verdict`` of
+        the recommended width, ``tests`` (number of comparisons corrected together),
+        ``confidence``, ``tolerance``, ``tolerated`` (the same as a score), ``quality_floor``,
+        ``tasks``, ``method``, ``split`` and ``widths``, one dict per width. Scores are between 0
+        and 1, sizes in bytes; what is unknown is None.
 
     Raises:
         DataError: If the mean rows of the shipped model are missing.
@@ -82,6 +83,8 @@ def recommend_width(
         "method": method,
         "split": _single(scores, "split"),
         "tasks": len(frames.task_names(main)),
+        "tests": frames.family(main),
+        "confidence": float(main["confidence"].iloc[0]),
         "tolerance": tolerance,
         "tolerated": tolerated,
         "quality_floor": quality_floor,
@@ -96,6 +99,7 @@ def recommend_width(
         "smaller": None
         if quality_floor is not None
         else _smaller_sentence(rows, chosen, tolerated),
+        "retention": retention.retention(main, chosen["width"], rows[-1]["width"]),
     }
 
 
@@ -106,8 +110,10 @@ def recommended_row(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asides(answer: Mapping[str, Any]) -> list[str]:
-    """List what has to be said right after the answer: the cheap rival, the next smaller width."""
-    return [answer[name] for name in ("rival", "smaller") if answer[name]]
+    """List what has to be said right after the answer: rival, general text, smaller width."""
+    general = answer["retention"]
+    lost = general["sentence"] if general and general["lost"] else None
+    return [told for told in (answer["rival"], lost, answer["smaller"]) if told]
 
 
 def _width_row(
@@ -116,11 +122,11 @@ def _width_row(
     """Collect what the table says about one width."""
     model = str(own["model"].iloc[0])
     score, low, high = _triple(own, width)
-    full = _number(own["value"].iloc[-1])
+    full = frames.number(own["value"].iloc[-1])
     reference = frames.curve(main, frames.REFERENCE)
     rotated = frames.curve(main, frames.REFERENCE, frames.RIVAL_TRANSFORM)
-    difference = _triple(frames.curve(main, frames.DIFFERENCE), width)
-    rival = _triple(frames.curve(main, frames.RIVAL), width)
+    difference = frames.claim(frames.curve(main, frames.DIFFERENCE), width)
+    rival = frames.claim(frames.curve(main, frames.RIVAL), width)
     cut = _triple(frames.curve(main, frames.contrast(model, frames.FULL_WIDTH)), width)
     bytes_per_vector = BYTES_PER_NUMBER * width
     return {
@@ -137,15 +143,17 @@ def _width_row(
         "loss_high": _negative(cut[1]),
         "kept": score / full if score is not None and full is not None and full > 0 else None,
         "reference": _triple(reference, width)[0],
-        "difference": difference[0],
-        "difference_low": difference[1],
-        "difference_high": difference[2],
-        "verdict": wording.verdict(*difference),
+        "difference": difference["value"],
+        "difference_low": difference["low"],
+        "difference_high": difference["high"],
+        "difference_p": difference["p"],
+        "verdict": difference["verdict"],
         "rival": _triple(rotated, width)[0],
-        "rival_difference": rival[0],
-        "rival_low": rival[1],
-        "rival_high": rival[2],
-        "rival_verdict": wording.verdict(*rival),
+        "rival_difference": rival["value"],
+        "rival_low": rival["low"],
+        "rival_high": rival["high"],
+        "rival_p": rival["p"],
+        "rival_verdict": rival["verdict"],
     }
 
 
@@ -234,6 +242,9 @@ def sentence(answer: Mapping[str, Any]) -> str:
         f"{wording.points(row['difference'])} points {_bounds(row, 'difference')}",
         wording.NOISE: "no gain over the untouched model at that width has been shown "
         f"({gap} is within noise)",
+        wording.UNCORRECTED: "no difference to the untouched model at that width has been shown "
+        f"({gap} is not enough among {wording.plural(answer['tests'], 'comparison')}, "
+        f"{wording.p_value(row['difference_p'])} after correction)",
         wording.SAME: "it scores exactly as the untouched model at that width",
         wording.UNKNOWN: "its difference to the untouched model has no confidence interval, so it "
         "supports no claim",
@@ -254,6 +265,8 @@ def _rival_sentence(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]
         wording.WORSE: f"It beats the recommended vectors ({gap}).",
         wording.NOISE: "As far as these test rows tell, it would have been as good "
         f"({gap} is within noise).",
+        wording.UNCORRECTED: f"No difference to the recommended vectors has been shown ({gap}, "
+        f"{wording.p_value(chosen['rival_p'])} after correction).",
         wording.SAME: "It scores exactly the same.",
         wording.UNKNOWN: f"The recommended vectors differ by {gap}, without an interval and so "
         "without a claim.",
@@ -299,14 +312,8 @@ def _triple(rows: pd.DataFrame, width: int) -> tuple[float | None, float | None,
     """Read value, low and high of one width; None for what is missing."""
     if width not in rows.index:
         return None, None, None
-    value, low, high = (_number(rows.loc[width, name]) for name in ("value", "low", "high"))
+    value, low, high = (frames.number(rows.loc[width, name]) for name in ("value", "low", "high"))
     return value, low, high
-
-
-def _number(value: Any) -> float | None:
-    """Turn a cell into a JSON number."""
-    number = float(value)
-    return number if math.isfinite(number) else None
 
 
 def _minus(left: float | None, right: float | None) -> float | None:

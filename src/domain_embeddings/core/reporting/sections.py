@@ -63,7 +63,7 @@ def task_changes(main: pd.DataFrame, width: int, full: int) -> list[dict[str, An
 
     Returns:
         One dict per task, the largest gain at ``width`` first: task, type, metric, n, reference,
-        adapted, and ``here`` and ``full`` with gap, interval and verdict.
+        adapted, and ``here`` and ``full`` with gap, evidence and verdict.
     """
     rows = []
     for task in frames.task_names(main):
@@ -82,8 +82,8 @@ def task_changes(main: pd.DataFrame, width: int, full: int) -> list[dict[str, An
                 "gain": float(about["value"]),
                 "reference": _score(reference, width),
                 "adapted": _score(adapted, width),
-                "here": _claim(difference, width),
-                "full": _claim(difference, full),
+                "here": wording.told(frames.claim(difference, width)),
+                "full": wording.told(frames.claim(difference, full)),
             }
         )
     return sorted(rows, key=lambda row: -row["gain"])
@@ -93,19 +93,6 @@ def _score(rows: pd.DataFrame, width: int) -> str:
     """Write the score at a width."""
     values = rows["value"].to_dict()
     return wording.points(values[width]) if width in values else "n/a"
-
-
-def _claim(rows: pd.DataFrame, width: int) -> dict[str, str]:
-    """Write a difference with its interval and what it allows to say."""
-    cells = rows.to_dict("index").get(width)
-    if cells is None:
-        return {"gap": "n/a", "interval": "", "verdict": wording.UNKNOWN}
-    value, low, high = (float(cells[name]) for name in ("value", "low", "high"))
-    return {
-        "gap": wording.signed(value),
-        "interval": wording.interval(low, high),
-        "verdict": wording.verdict(value, low, high),
-    }
 
 
 def rivals(main: pd.DataFrame, width: int, full: int) -> list[dict[str, Any]]:
@@ -122,7 +109,7 @@ def rivals(main: pd.DataFrame, width: int, full: int) -> list[dict[str, Any]]:
 
     Returns:
         One dict per rival: name, model, transform, width, value, score, interval, gap (rival minus
-        recommended), gap_interval (of the paired difference), compared (in words), chosen.
+        recommended), evidence (of the paired difference), compared (in words), chosen.
     """
     model = frames.shipped_model(main)
     own = frames.curve(main, model).to_dict("index")
@@ -140,33 +127,32 @@ def rivals(main: pd.DataFrame, width: int, full: int) -> list[dict[str, Any]]:
 
 def _paired(
     main: pd.DataFrame, rival: Mapping[Any, Any], model: str, width: int
-) -> Mapping[Any, Any] | None:
-    """Find the paired difference of the recommended vectors to a rival, if it was taken."""
+) -> dict[str, Any] | None:
+    """Find the paired difference of a rival to the recommended vectors, if it was taken."""
     if rival["width"] == width:
         name = frames.contrast(model, str(rival["model"]), str(rival["transform"]))
     elif (rival["model"], rival["transform"]) == (model, frames.AS_IS):
         name = frames.contrast(model, frames.FULL_WIDTH)
     else:
         return None
-    return frames.curve(main, name).to_dict("index").get(width)
+    # Taken from the side of the recommended vectors; told from the side of the rival.
+    found = frames.opposite(frames.claim(frames.curve(main, name), width))
+    return None if found["verdict"] == wording.UNKNOWN else found
 
 
 def _rival(
     rival: Mapping[Any, Any],
     own: Mapping[Any, Any],
-    paired: Mapping[Any, Any] | None,
+    paired: Mapping[str, Any] | None,
     *,
     chosen: bool,
 ) -> dict[str, Any]:
     """Compare one rival with the recommended vectors."""
-    bounds = ""
+    shown = ""
     if chosen:
         compared = "recommended"
-    elif paired is not None and frames.finite(paired["low"], paired["high"]):
-        # The difference is that of the recommended vectors; the rival's is its negative.
-        low, high = -float(paired["high"]), -float(paired["low"])
-        bounds = wording.interval(low, high)
-        compared = wording.verdict(-float(paired["value"]), low, high)
+    elif paired is not None:
+        shown, compared = wording.told(paired)["evidence"], paired["verdict"]
     else:
         compared = _by_intervals(rival, own)
     return {
@@ -178,7 +164,7 @@ def _rival(
         "score": wording.points(rival["value"]),
         "interval": wording.interval(rival["low"], rival["high"]),
         "gap": "" if chosen else wording.signed(rival["value"] - own["value"]),
-        "gap_interval": bounds,
+        "evidence": shown,
         "compared": compared,
         "chosen": chosen,
     }

@@ -61,10 +61,21 @@ def quality_mean(scores: pd.DataFrame) -> Figure:
     return figure
 
 
-def quality_tasks(scores: pd.DataFrame) -> Figure:
-    """Draw the score by width of every task in a panel of its own."""
+def quality_tasks(scores: pd.DataFrame, *, general: bool = False) -> Figure | None:
+    """Draw the score by width of every task (or general task) in a panel of its own.
+
+    Args:
+        scores: The tidy frame ``truncation_scores``.
+        general: Whether the general tasks and their mean are wanted in place of the others.
+
+    Returns:
+        The figure; None if there is no such task.
+    """
     main = frames.main_scores(scores)
-    tasks = frames.task_names(main)
+    tasks = frames.task_names(main, general=general)
+    if not tasks:
+        return None
+    tasks += [frames.GENERAL_MEAN] if general else []
     lines = max(1, math.ceil(len(tasks) / _TASK_COLUMNS))
     figure = _figure(2.05 * lines)
     for k, task in enumerate(tasks):
@@ -148,25 +159,24 @@ def differences(scores: pd.DataFrame, width: int) -> Figure:
         One dot and whisker per task, the largest gain on top, the mean at the bottom.
     """
     main = frames.main_scores(scores)
-    rows = main[
-        (main["model"] == frames.DIFFERENCE)
-        & (main["transform"] == frames.AS_IS)
-        & (main["width"] == width)
-    ]
-    mean = rows[rows["task"] == frames.MEAN]
-    rows = pd.concat([mean, rows[rows["task"] != frames.MEAN].sort_values("value")])
+    claims = {
+        task: frames.claim(frames.curve(main, frames.DIFFERENCE, task=task), width)
+        for task in [frames.MEAN, *frames.task_names(main)]
+    }
+    claims = {task: claim for task, claim in claims.items() if claim["value"] is not None}
+    rows = sorted(claims, key=lambda task: (task != frames.MEAN, claims[task]["value"]))
     figure = _figure(0.9 + 0.27 * len(rows))
     axes = figure.add_subplot()
     _style(axes, grid="x")
     axes.axvline(0, color=palette.MUTED, linewidth=1)
-    for y, row in enumerate(frames.records(rows)):
-        value, low, high = (float(row[name]) for name in ("value", "low", "high"))
-        colour = _difference_colour(wording.verdict(value, low, high))
-        if frames.finite(low, high):
-            axes.plot([100 * low, 100 * high], [y, y], color=colour, linewidth=2.4)
-        marker = "D" if row["task"] == frames.MEAN else "o"
-        axes.plot([100 * value], [y], color=colour, marker=marker, markersize=7)
-    labels = ["mean of the tasks" if name == frames.MEAN else name for name in rows["task"]]
+    for y, task in enumerate(rows):
+        claim = claims[task]
+        colour = _difference_colour(claim["verdict"])
+        if claim["low"] is not None and claim["high"] is not None:
+            axes.plot([100 * claim["low"], 100 * claim["high"]], [y, y], color=colour, lw=2.4)
+        marker = "D" if task == frames.MEAN else "o"
+        axes.plot([100 * claim["value"]], [y], color=colour, marker=marker, markersize=7)
+    labels = ["mean of the tasks" if task == frames.MEAN else task for task in rows]
     axes.set_yticks(range(len(rows)), labels)
     axes.set_ylim(-0.6, max(0.6, len(rows) - 0.4))
     axes.set_xlabel(f"adapted minus untouched at width {width} (points of 100)")

@@ -33,6 +33,24 @@ def recommend(
     )
 
 
+def check_retention(
+    width_recommendation: dict[str, Any],
+    adaptation_report: str,
+    model_card: str,
+    evaluation: EvaluationParameters,
+) -> None:
+    """Fail a run that lost more general quality than ``evaluation.max_general_drop`` allows.
+
+    Report and card are inputs for the order alone: this is the last node, so nothing is lost.
+
+    Raises:
+        GateError: With the figures.
+    """
+    from domain_embeddings.core.reporting.retention import check_general_drop
+
+    check_general_drop(width_recommendation, evaluation.max_general_drop)
+
+
 def plot_quality(truncation_scores: pd.DataFrame) -> Any:
     """Return the figure of quality by dimension."""
     from domain_embeddings.core.reporting.plots import quality_by_dimension

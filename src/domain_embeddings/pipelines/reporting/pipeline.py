@@ -89,5 +89,11 @@ def create_pipeline() -> Pipeline:
                 "model_card",
                 name="write_model_card",
             ),
+            node(
+                nodes.check_retention,
+                ["width_recommendation", "adaptation_report", "model_card", "params:evaluation"],
+                None,
+                name="check_retention",
+            ),
         ]
     )
