@@ -66,7 +66,9 @@ def test_scores_are_tidy_and_unique(finished):
         *("everyday", "general_mean"),
     }
     assert np.isfinite(own["value"]).all()
-    assert (own.groupby(["model", "transform", "precision", "task"])["main"].sum() == len(WIDTHS)).all()
+    assert (
+        own.groupby(["model", "transform", "precision", "task"])["main"].sum() == len(WIDTHS)
+    ).all()
 
 
 def test_the_model_loads_in_plain_sentence_transformers_and_names_its_widths(finished):

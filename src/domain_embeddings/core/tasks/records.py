@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from domain_embeddings.core.errors import DataError
-from domain_embeddings.core.tasks import python_code
+from domain_embeddings.core.tasks import builtin
 from domain_embeddings.core.tasks.labels import join_labels
 from domain_embeddings.core.tasks.normalise import (
     comparison_key,
@@ -27,6 +27,7 @@ from domain_embeddings.core.tasks.spec import (
     LABEL_TYPES,
     PAIR_TYPES,
     SPLITS,
+    BuiltinSource,
     FilesSource,
     HubSource,
     SplitRule,
@@ -107,12 +108,13 @@ class RawTasks:
             DataError: A file is missing or malformed; the message names task, file and line.
         """
         frames, report = [], {}
-        code: python_code.Corpus | None = None
+        collections: dict[str, builtin.Collection] = {}
         for spec in self.specs:
-            if spec.source.kind == "builtin" and code is None:
-                code = python_code.collect()
+            name = spec.source.name if isinstance(spec.source, BuiltinSource) else ""
+            if name and name not in collections:
+                collections[name] = builtin.collect(name)
             try:
-                records, counts = _read_task(spec, self.root, code)
+                records, counts = _read_task(spec, self.root, collections.get(name))
             except DataError as error:
                 msg = f"Task '{spec.name}': {error}"
                 raise DataError(msg) from error
@@ -123,8 +125,7 @@ class RawTasks:
                 "splits": {split: counts[split].as_dict() for split in SPLITS if split in counts},
             }
         whole: dict[str, Any] = {"tasks": report}
-        if code is not None:
-            whole["python_code"] = code.report()
+        whole |= {name: collection.report() for name, collection in collections.items()}
         return concat_records(frames), whole
 
 
@@ -171,7 +172,7 @@ def identity_key(task_type: str, text: str, text2: str | None) -> str:
 
 
 def _read_task(
-    spec: TaskSpec, root: Path, code: python_code.Corpus | None
+    spec: TaskSpec, root: Path, collection: builtin.Collection | None
 ) -> tuple[list[Record], dict[str, SplitCount]]:
     """Read, check and sample the rows of one task."""
     counts: dict[str, SplitCount] = {split: SplitCount() for split in source_splits(spec.source)}
@@ -184,8 +185,8 @@ def _read_task(
         parts = _hub_parts(source, root)
         records, corpus = _join_parts(spec, parts, counts)
     else:
-        records = list(_plain_records(spec, _tables(spec, root, code), counts))
-        corpus = _plain_corpus(spec, root, code)
+        records = list(_plain_records(spec, _tables(spec, root, collection), counts))
+        corpus = _plain_corpus(spec, root, collection)
         _require_one_text_per_id([*records, *corpus])
     kept = list(_limit(spec, records, counts))
     distractors = list(_distractors(kept, corpus, counts))
@@ -199,7 +200,7 @@ def _read_task(
 
 
 def _tables(
-    spec: TaskSpec, root: Path, code: python_code.Corpus | None
+    spec: TaskSpec, root: Path, collection: builtin.Collection | None
 ) -> Iterator[tuple[str | None, Table]]:
     """Yield every table of a task with its split, or None where a rule splits the rows."""
     source = spec.source
@@ -212,9 +213,9 @@ def _tables(
     elif isinstance(source, HubSource):
         for name in source_splits(source):
             yield name, read_hub(source, source.config, source.split_name(name), root)
-    elif code is not None:
+    elif collection is not None:
         for split in SPLITS:
-            yield split, Table(source.where(split), list(code.rows(source.task, split)))
+            yield split, Table(source.where(split), list(collection.rows(source.task, split)))
 
 
 def _plain_records(
@@ -401,18 +402,20 @@ def _split_of(spec: TaskSpec, record: Record, row: Row, rule: SplitRule) -> str:
     return "dev" if position < rule.test + rule.dev else "train"
 
 
-def _plain_corpus(spec: TaskSpec, root: Path, code: python_code.Corpus | None) -> list[Record]:
+def _plain_corpus(
+    spec: TaskSpec, root: Path, collection: builtin.Collection | None
+) -> list[Record]:
     """Return the documents that stand beside the pairs of a retrieval task."""
     source = spec.source
     if isinstance(source, FilesSource) and source.corpus is not None:
         tables = [read_table(path, root) for path in as_list(source.corpus)]
     elif isinstance(source, HubSource) and source.corpus_config is not None:
         tables = [read_hub(source, source.corpus_config, _part_split(source), root)]
-    elif source.kind == "builtin" and code is not None:
+    elif source.kind == "builtin" and collection is not None:
         return [
             Record(split, origin, None, text, text2_id=text_identifier(text, "d"))
             for split in HELD_OUT
-            for origin, text in code.distractors(source.task, split)
+            for origin, text in collection.distractors(source.task, split)
         ]
     else:
         return []

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from domain_embeddings.core.errors import ParameterError
-from domain_embeddings.core.tasks import python_code
+from domain_embeddings.core.tasks import builtin
 
 TaskType = Literal[
     "classification",
@@ -214,13 +214,21 @@ class BuiltinSource(_Model):
     """A task that comes with the project.
 
     Args:
-        name: The collection; ``python_code`` is built from the installed Python source.
+        name: The collection, which follows from the task: ``python_code`` is built from the
+            installed Python source, ``data_set_prose`` from what the package mteb says of data
+            sets.
         task: Which of its tasks.
     """
 
     kind: Literal["builtin"] = "builtin"
-    name: Literal["python_code"] = "python_code"
-    task: python_code.CodeTask
+    name: Literal["python_code", "data_set_prose"]
+    task: builtin.BuiltinTask
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name(cls, raw: Any) -> Any:
+        """Name the collection of the task."""
+        return {**raw, "name": builtin.collection_of(raw.get("task"))}
 
     def splits(self) -> tuple[Split, ...]:
         """Return the splits that this source provides."""
@@ -289,7 +297,7 @@ class TaskSpec(_Model):
         data = _with_source(dict(raw))
         source = data.get("source")
         if isinstance(source, Mapping) and source.get("kind") == "builtin":
-            data = {**python_code.spec_defaults(source.get("task")), **data}
+            data = {**builtin.spec_defaults(source.get("task")), **data}
         if "uses" not in data and data.get("general") is True:
             data["uses"] = ["evaluate"]
         if "uses" not in data and isinstance(source, Mapping):
