@@ -17,6 +17,8 @@ from click.testing import CliRunner, Result
 from kedro.framework.startup import bootstrap_project
 from omegaconf import OmegaConf
 
+from domain_embeddings.pipeline_registry import register_pipelines
+
 ROOT = Path(__file__).parents[1]
 DATA = Path("data/test")
 KEDRO = str(Path(sys.executable).with_name("kedro"))
@@ -24,17 +26,18 @@ KEDRO = str(Path(sys.executable).with_name("kedro"))
 ENVIRONMENT = {"COLUMNS": "400", "KEDRO_LOGGING_CONFIG": str(ROOT / "conf/logging.yml")}
 
 
-def places() -> dict[str, str]:
-    """Return layer folder and file name of every entry that a run writes."""
+def places(pipeline: str) -> dict[str, str]:
+    """Return layer folder and file name of every entry that a pipeline writes."""
+    written = register_pipelines()[pipeline].all_outputs()
     found = {}
     for path in sorted((ROOT / "conf/base/catalog").glob("*.yml")):
         for name, entry in yaml.safe_load(path.read_text(encoding="utf-8")).items():
-            if entry.get("versioned"):
+            if name in written:
                 found[name] = entry["filepath"].removeprefix("${globals:data}/")
     return found
 
 
-PLACES = places()
+PLACES = places("__default__")
 
 
 @dataclass(frozen=True)

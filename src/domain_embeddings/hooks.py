@@ -61,6 +61,7 @@ ARTIFACTS = (
     "width_recommendation",
     "adaptation_report",
     "model_card",
+    "export_report",
 )
 
 
@@ -132,11 +133,11 @@ def _require_inputs(pipeline: Pipeline, catalog: CatalogProtocol) -> None:
     missing = [name for name in names if name in catalog and not catalog.exists(name)]
     if not missing:
         return
-    from domain_embeddings.pipeline_registry import STAGES
+    from domain_embeddings.pipeline_registry import ON_REQUEST, STAGES
 
     stages = [
         stage.__name__.rpartition(".")[2]
-        for stage in STAGES
+        for stage in (*STAGES, *ON_REQUEST)
         if stage.create_pipeline().all_outputs() & set(missing)
     ]
     msg = (
@@ -216,6 +217,8 @@ class TrackingHook:
             self._track(_log_metrics, list(log(data)))
         if dataset_name in ARTIFACTS:
             self._track(_log_artifact, self._path(dataset_name))
+        if dataset_name == "mlflow_models":
+            self._track(_log_models, self._path(dataset_name))
 
     @hook_impl
     def after_pipeline_run(
@@ -532,6 +535,12 @@ def _log_artifact(path: Path) -> None:
     import mlflow
 
     mlflow.log_artifact(str(path))
+
+
+def _log_models(folder: Path) -> None:
+    from domain_embeddings.pipelines.export.serving import log_mlflow_models
+
+    log_mlflow_models(folder)
 
 
 def _set_tag(name: str, value: str) -> None:

@@ -333,6 +333,26 @@ class ReportingParameters(Section):
     map_points: Count = 1_500
 
 
+class ExportParameters(Section):
+    """What is shipped, and in which forms (docs/runbook.md, "Ship it")."""
+
+    widths: Literal["recommended"] | Annotated[list[Count], Field(min_length=1)] = "recommended"
+    precision: Literal["float32", "int8", "binary"] = "float32"
+    onnx: bool = True
+    onnx_tolerance: Positive = 1e-4
+    onnx_texts: Count = 64
+    corpus: bool = True
+    index: Literal["faiss"] | None = "faiss"
+    mlflow: bool = True
+
+    @model_validator(mode="after")
+    def _check_widths(self) -> Self:
+        if self.widths != "recommended" and sorted(set(self.widths)) != self.widths:
+            msg = f"widths: must be 'recommended' or strictly increasing, got {self.widths}"
+            raise ValueError(msg)
+        return self
+
+
 class Parameters(Section):
     """All parameters of the project."""
 
@@ -345,6 +365,7 @@ class Parameters(Section):
     training: TrainingParameters = TrainingParameters()
     evaluation: EvaluationParameters = EvaluationParameters()
     reporting: ReportingParameters = ReportingParameters()
+    export: ExportParameters = ExportParameters()
 
     @model_validator(mode="after")
     def _check_widths(self) -> Self:

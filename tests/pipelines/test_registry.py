@@ -16,12 +16,12 @@ from kedro.pipeline import Pipeline
 
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.parameters import Parameters, Section, check_parameters
-from domain_embeddings.pipeline_registry import STAGES, register_pipelines
+from domain_embeddings.pipeline_registry import ON_REQUEST, STAGES, register_pipelines
 from domain_embeddings.settings import CONFIG_LOADER_ARGS
 
 ROOT = Path(__file__).parents[2]
-LAYERS = "raw intermediate primary feature model_input models model_output reporting".split()
-INPUTS = {"raw_tasks", "reference_model"}
+LAYERS = "raw intermediate primary feature model_input models model_output reporting export".split()
+INPUTS = {"raw_tasks", "reference_model", "export_corpus"}
 PIPELINES = register_pipelines()
 
 
@@ -34,6 +34,8 @@ def load_config(env: str = "base") -> OmegaConfigLoader:
 CATALOG = load_config()["catalog"]
 PARAMETERS = load_config()["parameters"]
 WHOLE = PIPELINES["domain_adapt"]
+# What is asked for by name included.
+ALL = sum(PIPELINES.values(), Pipeline([]))
 
 
 def data_sets(pipeline: Pipeline) -> set[str]:
@@ -50,16 +52,23 @@ def test_the_stages_sum_to_the_default_pipeline():
     assert PIPELINES["__default__"].describe() == WHOLE.describe()
 
 
+def test_what_is_asked_for_by_name_reads_the_default_pipeline_and_is_no_part_of_it():
+    for stage in ON_REQUEST:
+        pipeline = PIPELINES[stage.__name__.rpartition(".")[2]]
+        assert not set(pipeline.nodes) & set(WHOLE.nodes)
+        assert data_sets(pipeline) & WHOLE.all_outputs()
+
+
 @pytest.mark.parametrize("name", PIPELINES)
 def test_every_edge_is_a_catalog_entry(name):
     assert data_sets(PIPELINES[name]) <= set(CATALOG)
 
 
 def test_every_entry_is_used():
-    assert set(CATALOG) == data_sets(WHOLE)
+    assert set(CATALOG) == data_sets(ALL)
 
 
-@pytest.mark.parametrize("name", sorted(data_sets(WHOLE)))
+@pytest.mark.parametrize("name", sorted(data_sets(ALL)))
 def test_every_entry_has_a_layer_and_every_output_is_versioned(name):
     entry = CATALOG[name]
     assert entry["metadata"]["kedro-viz"]["layer"] in LAYERS
@@ -72,7 +81,7 @@ def test_the_gate_is_the_last_node_so_that_nothing_is_lost():
 
 
 def test_every_output_is_written_once_to_its_own_place():
-    outputs = Counter(name for node in WHOLE.nodes for name in node.outputs)
+    outputs = Counter(name for node in ALL.nodes for name in node.outputs)
     assert set(outputs.values()) == {1}
     places = Counter(CATALOG[name]["filepath"] for name in outputs)
     assert set(places.values()) == {1}
@@ -83,13 +92,13 @@ def test_data_flows_through_the_layers_in_one_direction():
         name: LAYERS.index(entry["metadata"]["kedro-viz"]["layer"])
         for name, entry in CATALOG.items()
     }
-    for node in WHOLE.nodes:
+    for node in ALL.nodes:
         for source in data_sets(Pipeline([node])) & set(node.inputs):
             assert all(order[source] <= order[target] for target in node.outputs), node.name
 
 
 def test_every_parameter_is_used_and_every_used_one_exists():
-    used = {name.removeprefix("params:") for name in WHOLE.inputs() if name.startswith("params:")}
+    used = {name.removeprefix("params:") for name in ALL.inputs() if name.startswith("params:")}
     assert used == set(PARAMETERS)
 
 
@@ -98,7 +107,7 @@ def test_the_documented_defaults_are_the_typed_defaults():
 
 
 def test_nodes_take_their_parameter_sections_typed():
-    for node in WHOLE.nodes:
+    for node in ALL.nodes:
         hints = get_type_hints(node.func)
         arguments = dict(zip(hints, node.inputs, strict=False))
         for argument, name in arguments.items():
@@ -179,6 +188,8 @@ def test_an_environment_leaves_the_rest_of_a_section_alone(tmp_path):
         ("training", {"rotation": {"when": "none", "centre": True}}, "centre needs a rotation"),
         ("evaluation", {"transforms": ["pca"]}, "must hold 'none'"),
         ("evaluation", {"transforms": ["none", "none"]}, "no name twice"),
+        ("export", {"widths": [16, 8]}, "strictly increasing"),
+        ("export", {"widths": []}, "at least 1 item"),
         ("evaluation", {"precisions": ["int8"]}, "must hold 'float32'"),
     ],
 )

@@ -65,6 +65,48 @@ def render_card(inputs: CardInputs) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def card_of_width(card: str, width: int, prompts: Mapping[str, str], max_length: int) -> str:
+    """Rewrite a model card for a folder whose model gives vectors of one width.
+
+    Args:
+        card: The result of `render_card`.
+        width: Width of the vectors of the folder.
+        prompts: Prompts of the model, by name.
+        max_length: Longest input in tokens.
+
+    Returns:
+        The card with another title and usage; everything that was measured stays.
+    """
+    head, *parts = re.split(r"^(?=## )", card, flags=re.MULTILINE)
+    head = re.sub(r"^# .*$", f"# Domain embeddings, width {width}", head, flags=re.MULTILINE)
+    usage = f"""## Usage
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("path/to/this/folder")
+vectors = model.encode(["a text", "another text"])  # {width} coordinates, length 1
+```
+
+The cut to {width} coordinates and the normalisation behind it are part of this model: do not set
+`truncate_dim`, and compare vectors by their dot product. {_prompts(prompts)} Texts are cut at
+{max_length} tokens. `embedding.json` holds the same facts for programs.
+
+"""
+    kept = [usage if part.startswith("## Usage\n") else part for part in parts]
+    return head + "".join(kept)
+
+
+def _prompts(prompts: Mapping[str, str]) -> str:
+    """Say which prompts the model has."""
+    named = [f"`prompt_name={name!r}` (`{text}`)" for name, text in prompts.items() if text]
+    if not named:
+        return "The model itself has no prompts."
+    return (
+        "The model was trained and scored with prompts, so pass them: " + wording.join(named) + "."
+    )
+
+
 def _front_matter(inputs: CardInputs) -> str:
     """Write the metadata; values are JSON strings, which YAML reads as they are."""
     source = str(inputs.model.get("model") or "")
@@ -101,14 +143,7 @@ def _opening(inputs: CardInputs) -> str:
 def _usage(inputs: CardInputs) -> str:
     """Show how to encode at the recommended width."""
     width = inputs.width_recommendation["recommended_width"]
-    prompts = {name: text for name, text in (inputs.model.get("prompts") or {}).items() if text}
-    told = (
-        "The model was trained and scored with prompts, so pass them: "
-        + wording.join([f"`prompt_name={name!r}` (`{text}`)" for name, text in prompts.items()])
-        + "."
-        if prompts
-        else "The model itself has no prompts."
-    )
+    told = _prompts(inputs.model.get("prompts") or {})
     own = [name for spec in inputs.task_specs if (name := _own_prompts(spec))]
     if own:
         told += f" Tasks with prompts of their own: {'; '.join(own)}."

@@ -1,0 +1,91 @@
+"""Catalog entries that are whole folders of files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import uuid
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from kedro.io import AbstractVersionedDataset, Version
+
+from domain_embeddings.core.export.manifest import MANIFEST, read_manifest, write_manifest
+from domain_embeddings.datasets.memmap_bundle import JSONPreview, local_path
+
+
+class FolderDataset(AbstractVersionedDataset[Any, Path]):
+    """A versioned folder that a node fills while it is saved, and that loads as its path.
+
+    What is saved is a function: it is given an empty folder beside the final place, fills it, and
+    returns what there is to say about the content. So large content is streamed to disk and never
+    held in memory. ``manifest.json`` keeps what was said, every file with its size in bytes, and
+    the seconds it took; then the folder is renamed, so it is there whole or not at all.
+
+    Example:
+        ::
+
+            exported_models:
+              type: domain_embeddings.datasets.folder.FolderDataset
+              filepath: data/09_export/exported_models
+              versioned: true
+    """
+
+    def __init__(
+        self,
+        *,
+        filepath: str,
+        version: Version | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> None:
+        """Point the data set at a local folder.
+
+        Args:
+            filepath: The folder (of all its versions, where versioned).
+            version: Version to load and to save, chosen by Kedro.
+            metadata: Ignored here; read by plugins such as Kedro-Viz.
+
+        Raises:
+            DatasetError: If ``filepath`` is not on a local disk.
+        """
+        super().__init__(PurePosixPath(local_path(filepath)), version)
+        self.metadata = metadata
+
+    def load(self) -> Path:
+        """Return the folder.
+
+        Raises:
+            DataError: If it was never saved completely.
+        """
+        path = Path(self._get_load_path())
+        read_manifest(path)
+        return path
+
+    def save(self, data: Any) -> None:
+        """Let ``data`` fill the folder.
+
+        Args:
+            data: A function of an empty folder that fills it and returns a JSON-able mapping.
+        """
+        target = Path(self._get_save_path())
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
+        partial.mkdir()
+        started = time.monotonic()
+        try:
+            details = data(partial)
+            write_manifest(partial, details, time.monotonic() - started)
+            partial.rename(target)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+    def preview(self) -> JSONPreview:
+        """Show the manifest in Kedro-Viz."""
+        return JSONPreview(json.dumps(read_manifest(Path(self._get_load_path())), indent=2))
+
+    def _exists(self) -> bool:
+        return (Path(self._get_load_path()) / MANIFEST).is_file()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": self._filepath, "version": self._version}
