@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 
+import datasets
 import mteb
 import numpy as np
 import pytest
@@ -47,8 +50,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(autouse=True, scope="module")
 def cache(tmp_path_factory):
     """Keep what `datasets` prepares out of the home of whoever runs the tests."""
-    import datasets
-
     before = datasets.config.HF_DATASETS_CACHE
     datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("cache")
     yield
@@ -237,8 +238,75 @@ def test_tasks_without_data_are_all_named_with_what_to_do(tmp_path):
         assert part in message
 
 
-def test_data_in_a_folder_need_no_hub(folder):
+def test_data_in_a_folder_need_no_hub(folder, monkeypatch):
+    monkeypatch.setattr(mteb_tasks, "_answers", lambda address: pytest.fail("asked the hub"))
     require_data(select_tasks(chosen(folder, *OWN_TASKS)))
+
+
+def plant(root, revision):
+    """Put STS12 into the cache of `datasets`, as if it had been loaded from the hub."""
+    place = root / "mteb___sts12-sts/default/0.0.0" / revision
+    rows = {"sentence1": ["card", "money"], "sentence2": ["bank", "money"], "score": [1.0, 5.0]}
+    data = datasets.Dataset.from_dict(rows)
+    data.save_to_disk(place)
+    (place / "data-00000-of-00001.arrow").rename(place / "sts12-sts-test.arrow")
+    info = {
+        "builder_name": "json",
+        "dataset_name": "sts12-sts",
+        "config_name": "default",
+        "version": {"version_str": "0.0.0", "major": 0, "minor": 0, "patch": 0},
+        "features": data.features.to_dict(),
+        "splits": {"test": {"name": "test", "num_examples": 2, "dataset_name": "sts12-sts"}},
+    }
+    (place / "dataset_info.json").write_text(json.dumps(info))
+
+
+def test_without_a_hub_its_local_cache_is_used_and_the_hub_asked_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    asked = []
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(mteb_tasks, "_answers", asked.append)
+    [task] = select_tasks(MtebParameters(tasks=["STS12"]))
+    plant(tmp_path, task.metadata.revision)
+    require_data([task])
+    assert len(asked) == 1
+    mteb_tasks.load(task)
+    assert task.dataset["test"]["score"][:] == [1.0, 5.0]
+    assert datasets.config.HF_HUB_OFFLINE is False
+
+
+def test_another_revision_in_the_local_cache_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.setattr(mteb_tasks, "_answers", lambda address: False)
+    [task] = select_tasks(MtebParameters(tasks=["STS12"]))
+    plant(tmp_path, "0" * 40)
+    for check in (require_data, lambda tasks: mteb_tasks.load(tasks[0])):
+        with pytest.raises(DataError, match=f"'STS12' has no data.*holds the revision {'0' * 40}"):
+            check([task])
+    [task] = select_tasks(MtebParameters(tasks=["STS12"], revisions={"STS12": "0" * 40}))
+    require_data([task])
+
+
+def test_reranking_without_candidates_is_refused(folder, tmp_path):
+    place = tmp_path / OWN_TASKS["AskUbuntuDupQuestions"]
+    shutil.copytree(folder / OWN_TASKS["AskUbuntuDupQuestions"], place)
+    card = (place / "README.md").read_text()
+    (place / "README.md").write_text(card.partition("- config_name: top_ranked")[0] + "---\n")
+    [task] = select_tasks(chosen(tmp_path, "AskUbuntuDupQuestions"))
+    with pytest.raises(DataError, match="which documents are the candidates of a query"):
+        mteb_tasks.load(task)
+
+
+def test_an_aggregate_is_all_of_its_tasks_and_their_revisions_can_be_set():
+    own = MtebParameters(
+        tasks=["CQADupstackRetrieval"], revisions={"CQADupstackEnglishRetrieval": "abc"}
+    )
+    [task] = select_tasks(own)
+    found = {part.metadata.name: part.metadata.revision for part in mteb_tasks.parts(task)}
+    assert len(found) == 12
+    assert found["CQADupstackEnglishRetrieval"] == "abc"
+    pinned = mteb.get_task("CQADupstackEnglishRetrieval").metadata.revision
+    assert pinned != "abc"
 
 
 def test_a_broken_folder_is_named_when_the_task_is_loaded(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from domain_embeddings.core.errors import DataError
 from domain_embeddings.core.tasks.records import RECORD_COLUMNS, RawTasks
-from domain_embeddings.core.tasks.spec import parse_specs
+from domain_embeddings.core.tasks.spec import REQUIRED_COLUMNS, parse_specs
 
 
 def read(root, **task):
@@ -84,6 +84,17 @@ def test_bad_values_name_task_file_and_line(tmp_path, task_type, row, expected):
         read(tmp_path, type=task_type, files=files)
     assert str(caught.value).startswith("Task 'mine': t.jsonl:2: ")
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("task_type", "role"),
+    [(kind, role) for kind, roles in REQUIRED_COLUMNS.items() for role in roles],
+)
+def test_a_missing_column_of_any_type_is_named_with_those_there_are(tmp_path, task_type, role):
+    row = {name: "1" for name in REQUIRED_COLUMNS[task_type].values() if name != role}
+    files = {"train": write(tmp_path, "t.jsonl", [{**row, "other": "x"}])}
+    with pytest.raises(DataError, match=rf"t.jsonl:1: no column '{role}'; available: .*other"):
+        read(tmp_path, type=task_type, uses=["train"], files=files)
 
 
 def test_boolean_pair_labels_count_as_0_and_1(tmp_path):

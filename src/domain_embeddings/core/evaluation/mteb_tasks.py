@@ -13,6 +13,7 @@ import logging
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -20,10 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import datasets
+import huggingface_hub
 import mteb
 import numpy as np
 import pandas as pd
 import torch
+from huggingface_hub.utils import get_session
 from mteb.abstasks.abstask import AbsTask
 from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.get_tasks import TASK_LIST
@@ -57,6 +60,7 @@ MTEB_COLUMNS = (*COLUMNS, "revision")
 LOCAL_REVISION = "local"
 
 _DOCUMENT_NAMES = ("document", "passage", "corpus")
+_TIMEOUT_SECONDS = 10
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MATCHES = 3
 
@@ -183,30 +187,69 @@ def require_data(tasks: Sequence[AbsTask]) -> None:
         DataError: Naming every such task, why, and what can be done.
     """
     problems = []
-    for part in (part for task in tasks for part in parts(task)):
-        try:
-            _find(part)
-        # What a hub, a proxy or a cache answers with is not documented.
-        except Exception as error:
-            problems.append(_absent(part, error))
+    with hub_or_cache(tasks):
+        for part in (part for task in tasks for part in parts(task)):
+            try:
+                _find(part)
+            # What a hub, a proxy or a cache answers with is not documented.
+            except Exception as error:
+                problems.append(_absent(part, error))
     if problems:
         raise DataError("\n".join([*problems, _ADVICE]))
 
 
+@contextmanager
+def hub_or_cache(tasks: Sequence[AbsTask]) -> Iterator[None]:
+    """Ask the hub once whether it answers; if it does not, use nothing but its local cache.
+
+    Otherwise every data set would be asked for six times, with pauses.
+    """
+    paths = {str(part.metadata.dataset["path"]) for task in tasks for part in parts(task)}
+    offline = datasets.config.HF_HUB_OFFLINE
+    if not offline and not all(Path(path).is_dir() for path in paths):
+        offline = not _answers(datasets.config.HF_ENDPOINT)
+    switches: tuple[Any, ...] = (datasets.config, huggingface_hub.constants)
+    before = [switch.HF_HUB_OFFLINE for switch in switches]
+    try:
+        for switch in switches:
+            switch.HF_HUB_OFFLINE = offline
+        yield
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.HF_HUB_OFFLINE = value
+
+
+def _answers(address: str) -> bool:
+    """Tell whether a hub answers at all."""
+    try:
+        get_session().head(address, timeout=_TIMEOUT_SECONDS)
+    # A proxy, a name server, a certificate: all of them mean that there is no hub.
+    except Exception as error:
+        logger.warning("%s does not answer (%s): looking in its local cache only", address, error)
+        return False
+    return True
+
+
 def _find(task: AbsTask) -> None:
-    """Look a data set up without loading it; refuse another revision of a local cache."""
+    """Look a data set up without loading it."""
     place = task.metadata.dataset
-    path, revision = place["path"], place["revision"]
     if isinstance(task, AbsTaskRetrieval):
-        datasets.get_dataset_config_names(path, revision=revision)
+        datasets.get_dataset_config_names(place["path"], revision=place["revision"])
         return
     subsets = task.hf_subsets if task.metadata.is_multilingual else [place.get("name")]
     for subset in subsets:
-        builder = datasets.load_dataset_builder(path, name=subset, revision=revision)
-        found = str(builder.hash)
-        if _COMMIT.fullmatch(revision) and _COMMIT.fullmatch(found) and found != revision:
-            msg = f"the local cache holds the revision {found}"
-            raise DataError(msg)
+        builder = datasets.load_dataset_builder(
+            place["path"], name=subset, revision=place["revision"]
+        )
+        _require_revision(task, str(builder.hash))
+
+
+def _require_revision(task: AbsTask, found: str) -> None:
+    """Refuse another commit than the pinned one: a local cache gives whatever it has."""
+    revision = task.metadata.revision
+    if _COMMIT.fullmatch(revision) and _COMMIT.fullmatch(found) and found != revision:
+        msg = f"the local cache holds the revision {found}"
+        raise DataError(msg)
 
 
 _ADVICE = (
@@ -233,12 +276,36 @@ def load(task: AbsTask) -> None:
     """
     for part in parts(task):
         try:
-            with preserved_random_state(), quiet():
+            with preserved_random_state(), quiet(), hub_or_cache([part]):
                 _reseed(part)
                 part.load_data()
+            _require_whole(part)
         except Exception as error:
             msg = f"{_absent(part, error)}\n{_ADVICE}"
             raise DataError(msg) from error
+
+
+def _require_whole(task: AbsTask) -> None:
+    """Refuse what a local cache may give in the place of the data: another revision, or a part."""
+    for table in _tables(task.dataset):
+        for file in table.cache_files:
+            _require_revision(task, Path(file["filename"]).parent.name)
+    if not (isinstance(task, AbsTaskRetrieval) and "Reranking" in task.metadata.type):
+        return
+    for found in (found for splits in (task.dataset or {}).values() for found in splits.values()):
+        # `datasets` lists no more than one configuration of what it has in its cache.
+        if found.get("top_ranked") is None:
+            msg = "the local cache does not tell which documents are the candidates of a query"
+            raise DataError(msg)
+
+
+def _tables(data: Any) -> Iterator[datasets.Dataset]:
+    """Yield the tables of a task, however they are nested in subsets and splits."""
+    if isinstance(data, datasets.Dataset):
+        yield data
+    elif isinstance(data, Mapping):
+        for value in data.values():
+            yield from _tables(value)
 
 
 def _unload(task: AbsTask) -> None:
