@@ -37,18 +37,29 @@ def scores() -> pd.DataFrame:
     return pd.DataFrame([{**row, "value": k / 100} for k, row in enumerate(rows)] + [other])
 
 
-def test_every_main_score_has_a_name_and_step_of_its_own():
+def test_models_and_their_difference_are_tracked_by_task_and_the_rest_by_its_mean():
     metrics = list(hooks.score_metrics(scores()))
     keys = [(name, step) for name, _, step in metrics]
-    assert len(keys) == len(set(keys)) == 32 + 2
-    assert all(VALID_NAME.match(name) for name, _ in keys)
+    names = {name for name, _ in keys}
+    assert names == {
+        *(f"{section}/{task}" for section in hooks.SERIES.values() for task in ("tickets", "mean")),
+        "other_by_width/adapted.pca",
+        "other_by_width/reference.pca",
+        "other_by_width/adapted_minus_reference.pca",
+        "other_by_width/adapted_minus_reference_pca",
+        "other_by_width/adapted_minus_reference_pca.pca",
+        "score_dim_16",
+        "score_dim_32",
+    }
+    assert len(keys) == len(set(keys)) == 2 * (6 + 5) + 2
+    assert all(VALID_NAME.match(name) for name in names)
     assert 0.99 not in [value for _, value, _ in metrics]
 
 
 def test_of_quantised_scores_the_mean_is_tracked_under_the_name_of_the_precision():
     table = scores()[lambda rows: (rows["model"] == "adapted") & (rows["transform"] == "none")]
     names = {name for name, _, _ in hooks.score_metrics(table.assign(precision="int8"))}
-    assert names == {"adapted.int8.mean.by_width"}
+    assert names == {"other_by_width/adapted.int8"}
 
 
 def test_only_the_mean_of_the_adapted_model_gets_a_metric_per_width():
@@ -63,8 +74,8 @@ def test_only_the_mean_of_the_adapted_model_gets_a_metric_per_width():
 def test_reports_are_tracked_by_their_numbers_only():
     report = {"steps": 3, "pairs_per_s": 1.5, "method": "mic", "flag": True, "truncated": {}}
     assert list(hooks.report_metrics(report)) == [
-        ("training.steps", 3.0, 0),
-        ("training.pairs_per_s", 1.5, 0),
+        ("training/steps", 3.0, 0),
+        ("training/pairs_per_s", 1.5, 0),
     ]
 
 
@@ -78,12 +89,12 @@ def test_geometry_is_tracked_over_all_sources():
             "value": [0.1, 0.2],
         }
     )
-    assert list(hooks.geometry_metrics(frame)) == [("geometry.adapted.cv", 0.1, 16)]
+    assert list(hooks.geometry_metrics(frame)) == [("geometry_by_width/cv", 0.1, 16)]
 
 
 def test_history_is_tracked_by_step():
     frame = pd.DataFrame({"step": [5], "epoch": [0.1], "component": ["reze"], "value": [2.0]})
-    assert list(hooks.history_metrics(frame)) == [("train.reze", 2.0, 5)]
+    assert list(hooks.history_metrics(frame)) == [("train/reze", 2.0, 5)]
 
 
 def test_nested_parameters_become_dotted_names():
@@ -158,8 +169,8 @@ def test_scores_of_own_tasks_of_mteb_are_a_series_over_widths():
         {"model": "adapted", "task": ["STS12", "mean"], "width": [16, 16], "value": [0.5, 0.25]}
     )
     assert list(hooks.mteb_metrics(frame)) == [
-        ("mteb.adapted.STS12.by_width", 0.5, 16),
-        ("mteb.adapted.mean.by_width", 0.25, 16),
+        ("mteb_quality_by_width/STS12", 0.5, 16),
+        ("mteb_quality_by_width/mean", 0.25, 16),
     ]
     assert all(VALID_NAME.match(name) for name, _, _ in hooks.mteb_metrics(frame))
 

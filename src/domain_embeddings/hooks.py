@@ -422,6 +422,14 @@ Metric = tuple[str, float, int]
 PLAIN = ("none", "float32")
 
 
+# What is tracked for every task; the names before the slash are sections of the UI.
+SERIES = {
+    "adapted": "quality_by_width",
+    "reference": "untouched_by_width",
+    "adapted_minus_reference": "gain_by_width",
+}
+
+
 def score_metrics(scores: pd.DataFrame) -> Iterator[Metric]:
     """Yield scores both as one metric per width and as one metric whose step is the width.
 
@@ -429,15 +437,19 @@ def score_metrics(scores: pd.DataFrame) -> Iterator[Metric]:
         scores: `truncation_scores`.
 
     Yields:
-        Name, value and step. The series lets the MLflow UI overlay quality by width of many runs.
+        Name, value and step. The series lets the MLflow UI overlay quality by width of many runs:
+        ``quality_by_width/<task or mean>`` of the adapted model, ``untouched_by_width/...``,
+        ``gain_by_width/...`` of their difference. Of everything else, such as vectors after a
+        transform or in another precision, the mean is enough: every series is one more chart.
     """
-    main = scores[scores["main"]]
-    # Of quantised vectors the mean is enough: every series is one more chart in the UI.
-    main = main[(main["precision"] == "float32") | (main["task"] == "mean")]
-    for row in main.itertuples():
-        # A dot, because a comparison may be called `..._pca` without being under that transform.
+    for row in scores[scores["main"]].itertuples():
         kind = [part for part in (row.transform, row.precision) if part not in PLAIN]
-        yield ".".join([row.model, *kind, row.task, "by_width"]), row.value, row.width
+        section = SERIES.get(row.model)
+        if section and not kind:
+            yield f"{section}/{row.task}", row.value, row.width
+        elif row.task == "mean":
+            # A dot, because `..._pca` is the name of a comparison under no transform.
+            yield f"other_by_width/{'.'.join([row.model, *kind])}", row.value, row.width
         if row.task == "mean" and row.model == "adapted" and not kind:
             yield f"score_dim_{row.width}", row.value, 0
 
@@ -445,26 +457,27 @@ def score_metrics(scores: pd.DataFrame) -> Iterator[Metric]:
 def mteb_metrics(scores: pd.DataFrame) -> Iterator[Metric]:
     """Yield the scores of mteb's own tasks, with the width as step."""
     for row in scores.itertuples():
-        yield f"mteb.{row.model}.{row.task}.by_width", row.value, row.width
+        yield f"mteb_{SERIES.get(row.model, row.model)}/{row.task}", row.value, row.width
 
 
 def history_metrics(history: pd.DataFrame) -> Iterator[Metric]:
     """Yield every component of the training history at its step."""
     for row in history.itertuples():
-        yield f"train.{row.component}", row.value, row.step
+        yield f"train/{row.component}", row.value, row.step
 
 
 def geometry_metrics(geometry: pd.DataFrame) -> Iterator[Metric]:
     """Yield geometry measures over all sources, with the width as step."""
+    sections = {"adapted": "geometry_by_width", "reference": "untouched_geometry_by_width"}
     for row in geometry[geometry["source"] == "all"].itertuples():
-        yield f"geometry.{row.model}.{row.measure}", row.value, row.width
+        yield f"{sections.get(row.model, row.model)}/{row.measure}", row.value, row.width
 
 
 def report_metrics(report: Mapping[str, Any]) -> Iterator[Metric]:
     """Yield the figures of the training report."""
     for key, value in report.items():
         if isinstance(value, int | float) and not isinstance(value, bool):
-            yield f"training.{key}", float(value), 0
+            yield f"training/{key}", float(value), 0
 
 
 METRICS = {

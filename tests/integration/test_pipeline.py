@@ -280,7 +280,7 @@ def test_scores_are_tracked_by_name_and_as_a_series_over_widths(finished):
     scores = scores[scores["precision"] == "float32"]
     rows = scores[scores["main"] & (scores["transform"] == "none") & (scores["task"] == "mean")]
     expected = rows[rows["model"] == "adapted"].set_index("width")["value"].to_dict()
-    series = client.get_metric_history(run.info.run_id, "adapted.mean.by_width")
+    series = client.get_metric_history(run.info.run_id, "quality_by_width/mean")
     assert {point.step: point.value for point in series} == pytest.approx(expected)
     named = {width: run.data.metrics[f"score_dim_{width}"] for width in WIDTHS}
     assert named == pytest.approx(expected)
@@ -300,11 +300,11 @@ def test_training_is_tracked_by_step_and_with_its_cost(finished):
     [run] = finished.project.mlflow_runs()
     client = MlflowClient(f"sqlite:///{finished.project.folder / DATA / 'mlflow.db'}")
     for component in ("loss", "info_nce", "reze", "learning_rate"):
-        points = client.get_metric_history(run.info.run_id, f"train.{component}")
+        points = client.get_metric_history(run.info.run_id, f"train/{component}")
         assert [point.step for point in points] == [1, 2, 3]
     assert run.data.metrics["peak_memory_mib"] > 100
     assert run.data.metrics["wall_seconds"] > 0
-    assert run.data.metrics["training.pairs_per_s"] > 0
+    assert run.data.metrics["training/pairs_per_s"] > 0
 
 
 def test_versions_and_artifacts_of_the_run_are_tracked(finished):

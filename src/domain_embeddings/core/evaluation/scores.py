@@ -458,7 +458,9 @@ class _Table:
             if about["main"]
         ]
         names = ("seed", "split", "confidence")
-        return replicates_bundle(rows, {name: getattr(self.settings, name) for name in names})
+        about = {name: getattr(self.settings, name) for name in names}
+        digests = {task.name: task.digest for task in self.tasks}
+        return replicates_bundle(rows, {**about, "test_rows": digests})
 
     def _scores(self, cells: Scores) -> Iterator[tuple[dict[str, Any], Measurement]]:
         """Yield the scores of every kind of vectors."""

@@ -113,7 +113,7 @@ class Entry:
         """What a reader is shown."""
         if self.transform == AS_IS:
             return self.variant
-        return f"{self.variant}, {palette.transform_name(self.transform)}"
+        return f"{self.variant} {palette.transform_name(self.transform)}"
 
     def score(
         self, tasks: Sequence[int], widths: Sequence[int], seeds: Sequence[int] | None = None
@@ -196,7 +196,9 @@ class Comparison:
         score = entry.score(self.groups()[group], self.at(width))
         rows = score.replicates.mean(axis=0)
         drawn = rows + seed_noise(score.values, len(rows))
-        return Estimate(float(score.values.mean()), *interval(drawn, self.confidence))
+        # With two seeds the interval would go beyond what any score can be.
+        low, high = np.clip(interval(drawn, self.confidence), -1.0, 1.0)
+        return Estimate(float(score.values.mean()), float(low), float(high))
 
     def difference(self, left: Entry, right: Entry, group: str, width: int) -> Difference:
         """Take the paired difference of two entries over the seeds that both have.

@@ -109,6 +109,8 @@ def about_seeds(comparison: Comparison) -> str:
         )
     seeds = ", ".join(str(seed) for seed in comparison.seeds)
     some = "" if len(counts) == 1 else " Not every setting has all of them."
+    if counts[-1] == 2:  # noqa: PLR2004 - a variance of two values
+        some += " Two seeds tell next to nothing about others, hence the width; take three or more."
     return (
         f"Seeds {seeds}: the intervals cover the choice of test rows and of the seeds "
         f"(docs/method.md).{some}"
@@ -266,7 +268,7 @@ def _spread(values: pd.Series) -> str:
         return ""
     mean = sections.number(float(values.mean()))
     spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-    if not spread > abs(float(values.mean())) * 1e-6:
+    if not spread > abs(float(values.mean())) * 1e-3:
         return mean
     return f"{mean} \N{PLUS-MINUS SIGN}{sections.number(spread)}"
 
