@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from kedro.io import DataCatalog, MemoryDataset
 from kedro.pipeline import Pipeline, node
+from tiny_models import tiny_sentence_transformer
 
 from domain_embeddings import hooks
 from domain_embeddings.core.errors import DataError, ParameterError
@@ -153,6 +154,24 @@ def test_widths_are_compared_with_the_model_only_where_the_model_is_used(tmp_pat
         hook.before_pipeline_run(pipeline("reference_model"), catalog)
     hook.before_pipeline_run(pipeline("other"), catalog)
     parameters_hook(widths=[8, 16]).before_pipeline_run(pipeline("reference_model"), catalog)
+
+
+def test_what_training_would_refuse_is_refused_before_the_first_node(tmp_path):
+    tiny_sentence_transformer(tmp_path, width=32, layers=2)
+    model = ReferenceModelDataset(source=str(tmp_path / "model"))
+    catalog = DataCatalog({"reference_model": model})
+    trains = Pipeline([node(lambda _: None, "reference_model", "adapted_model", name="train")])
+    # No checkpoints, whose folder would be made.
+    hook = parameters_hook(widths=[8], training={"layers": [3], "steps": 3, "batch_size": 8})
+    with pytest.raises(ParameterError, match=r"training\.layers: \[3\]"):
+        hook.before_pipeline_run(trains, catalog)
+    hook = parameters_hook(widths=[8], training={"layers": [2], "steps": 3, "batch_size": 8})
+    hook.before_pipeline_run(trains, catalog)
+    hook.after_dataset_saved("training_pairs", range(8))
+    with pytest.raises(ParameterError, match=r"training\.batch_size: 8"):
+        hook.after_dataset_saved("training_pairs", range(7))
+    hook.before_pipeline_run(pipeline("reference_model"), catalog)
+    hook.after_dataset_saved("training_pairs", range(7))
 
 
 def test_inputs_that_nothing_has_made_are_named_with_their_stages():

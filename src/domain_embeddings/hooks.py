@@ -97,11 +97,12 @@ class ParametersHook:
             DataError: Naming the missing entries and the stages that make them.
             ParameterError: Naming the key and what is allowed.
         """
+        self._trains = _trains(pipeline)
         _require_inputs(pipeline, catalog)
         if self.parameters.evaluation.max_general_drop is not None:
             _require_general_task(pipeline, catalog)
         training = self.parameters.training
-        if training.saves and _trains(pipeline):
+        if training.saves and self._trains:
             require_writable(training.checkpoints.folder)
         _require_mteb_data(pipeline, self.parameters)
         if "reference_model" not in pipeline.inputs():
@@ -111,6 +112,22 @@ class ParametersHook:
         if model_width is not None and widest > model_width:
             msg = f"widths: {widest} is wider than the model; allowed: 1 to {model_width}"
             raise ParameterError(msg)
+        if self._trains:
+            from domain_embeddings.core.training.checks import check_training
+
+            check_training(training, self.parameters.widths, catalog.get("reference_model").source)
+
+    @hook_impl(tryfirst=True)
+    def after_dataset_saved(self, dataset_name: str, data: Any) -> None:
+        """Refuse a batch that the pairs cannot fill, once there are pairs.
+
+        Raises:
+            ParameterError: Naming the key and what is allowed.
+        """
+        if dataset_name == "training_pairs" and self._trains:
+            from domain_embeddings.core.training.checks import check_batch
+
+            check_batch(self.parameters.training, len(data))
 
 
 def _trains(pipeline: Pipeline) -> bool:

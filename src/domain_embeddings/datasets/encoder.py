@@ -67,6 +67,11 @@ class ReferenceModelDataset(AbstractDataset):
         device = None if self._device == "auto" else self._device
         return load_encoder(**self._arguments, device=device)
 
+    @property
+    def source(self) -> str:
+        """Where the model is."""
+        return str(self._arguments["source"])
+
     def width(self) -> int | None:
         """Return the embedding width without loading the model, or None if only loading tells.
 

@@ -41,7 +41,7 @@ def add_adapters(model: SentenceTransformer, parameters: LoraParameters, seed: i
         r=parameters.rank,
         lora_alpha=parameters.alpha,
         lora_dropout=parameters.dropout,
-        target_modules=_targets(encoder, parameters.modules),
+        target_modules=target_names(encoder, parameters.modules),
     )
     model.requires_grad_(False)
     with torch.random.fork_rng():
@@ -69,10 +69,17 @@ def merge_adapters(model: SentenceTransformer) -> None:
     encoder.requires_grad_(True)
 
 
-def _targets(encoder: nn.Module, modules: str | Sequence[str]) -> list[str]:
+def target_names(encoder: nn.Module, modules: str | Sequence[str]) -> list[str]:
     """Return the full names of the linear layers that are meant, inside transformer layers only.
 
     A pooler or head outside of them is not what embeddings are made of.
+
+    Args:
+        encoder: The transformers model; its weights are not looked at.
+        modules: ``all``, or ends of names.
+
+    Raises:
+        ParameterError: If the model has no linear layer of such a name.
     """
     linear = [
         name

@@ -119,6 +119,24 @@ def check_mapping(mapping: str, layers: Sequence[int], widths: Sequence[int]) ->
         raise ParameterError(msg)
 
 
+def mic_layers(parameters: TrainingParameters, count: int, widths: Sequence[int]) -> list[int]:
+    """Return the numbers of the layers that MIC looks at; none where the method does without.
+
+    Args:
+        parameters: The section ``training``.
+        count: Number of layers of the model.
+        widths: Trained widths, the full one included.
+
+    Raises:
+        ParameterError: If a layer does not exist, or widths and layers cannot be tied.
+    """
+    if not recipe(parameters).mic or parameters.gamma == 0:
+        return []
+    layers = layer_indices(parameters.layers, count)
+    check_mapping(parameters.mapping, layers, widths)
+    return layers
+
+
 @dataclass(frozen=True)
 class Outputs:
     """What one forward pass gives.
@@ -247,9 +265,8 @@ class Objective(nn.Module):
         self.last = int(backbone(model).config.num_hidden_layers)
         self.layers: list[int] = []
         if self.recipe.mic and self.gamma > 0:
-            self.layers = layer_indices(parameters.layers, self.last)
+            self.layers = mic_layers(parameters, self.last, widths)
             _require_one_width(model, widths[-1])
-            check_mapping(parameters.mapping, self.layers, widths)
             self.alignment = AlignmentLoss(
                 widths,
                 tau=parameters.tau,

@@ -112,7 +112,7 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         return model, pd.DataFrame(columns=HISTORY_COLUMNS), report
     if recipe(parameters).nested:
         model.trained_widths = nested
-    _check_widths(parameters, nested)
+    check_widths(parameters, nested)
     sampler = _sampler(pairs["task"], task_specs, parameters, seed)
     dev = _dev(dev_tasks, task_specs, pairs, parameters, evaluation, nested, seed)
     if parameters.rotation.when in ("init", "both"):
@@ -272,8 +272,20 @@ def _dev(  # noqa: PLR0913, PLR0917 - what evaluation needs, and the widths that
     return DevSelection(scorer, settings.every, parameters.steps, settings.patience)
 
 
-def _check_widths(parameters: TrainingParameters, widths: list[int]) -> None:
-    """Refuse what does not fit the trained widths, the full one included."""
+def check_widths(parameters: TrainingParameters, widths: list[int]) -> None:
+    """Refuse what does not fit the trained widths.
+
+    Args:
+        parameters: The section ``training``.
+        widths: Trained widths, the full one included.
+
+    Raises:
+        ParameterError: Naming the key and what is allowed.
+    """
+    wider = [width for width in parameters.dev.widths or [] if width > widths[-1]]
+    if wider:
+        msg = f"training.dev.widths: {wider} wider than the model; allowed: 1 to {widths[-1]}"
+        raise ParameterError(msg)
     weights, drawn = parameters.weights, parameters.widths_per_step
     if isinstance(weights, list) and len(weights) != len(widths):
         msg = (
