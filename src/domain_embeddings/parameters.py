@@ -341,6 +341,7 @@ class ExportParameters(Section):
     onnx: bool = True
     onnx_tolerance: Positive = 1e-4
     onnx_texts: Count = 64
+    onnx_int8: bool = False
     corpus: bool = True
     index: Literal["faiss"] | None = "faiss"
     mlflow: bool = True

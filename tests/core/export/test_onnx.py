@@ -14,7 +14,7 @@ def shipped(exported, texts, tmp_path_factory):
     source = exported_folders(exported)[16]
     target = tmp_path_factory.mktemp("onnx")
     model = load_folder(source, device="cpu")
-    return model, target, ship_onnx(model, source, target, texts[:40], 1e-5)
+    return model, target, ship_onnx(model, source, target, texts[:40], 1e-5, int8=True)
 
 
 def test_the_graph_gives_the_vectors_of_the_folder_at_every_length_and_batch_size(shipped, texts):
@@ -51,6 +51,17 @@ def test_a_graph_that_does_not_give_the_vectors_of_torch_is_refused(shipped, tex
             check_onnx(model, folder, texts[:5], 1e-4)
     finally:
         bias -= 0.5
+
+
+def test_the_graph_with_int8_weights_is_smaller_and_said_to_be_near(shipped, texts):
+    model, folder, found = shipped
+    sizes = [(folder / name).stat().st_size for name in ("model_int8.onnx", "model.onnx")]
+    assert sizes[0] < sizes[1]
+    vectors = OnnxEncoder(folder, "model_int8.onnx").encode(texts[:40])
+    cosines = np.sum(vectors * model.encode(texts[:40]), axis=1)
+    assert found["int8"]["min_cosine"] == pytest.approx(cosines.min(), abs=1e-3)
+    assert found["int8"]["max_abs_difference"] > found["max_abs_difference"]
+    assert 0.9 < found["int8"]["min_cosine"] <= found["int8"]["mean_cosine"] < 1
 
 
 @pytest.mark.parametrize("family", ["bge_m3", "modernbert", "qwen3"])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 VECTORS_FILE = "vectors.parquet"
 FORMATS = (".jsonl", ".parquet")
-BLOCK_ROWS = 4_096
+BLOCK_ROWS = 1_024
 # Whose second side is a collection that queries are answered from.
 _SEARCHED = ("retrieval", "reranking")
 

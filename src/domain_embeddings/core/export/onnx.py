@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
 MODEL_FILE = "model.onnx"
+INT8_FILE = "model_int8.onnx"
 TOKENIZER_FILE = "tokenizer.json"
 OUTPUT = "sentence_embedding"
 OPSET = 18
@@ -42,8 +44,14 @@ def require_packages() -> None:
         raise ParameterError(msg)
 
 
-def ship_onnx(
-    model: SentenceTransformer, source: Path, target: Path, texts: Sequence[str], tolerance: float
+def ship_onnx(  # noqa: PLR0913 - what, from where to where, how it is checked, in which forms
+    model: SentenceTransformer,
+    source: Path,
+    target: Path,
+    texts: Sequence[str],
+    tolerance: float,
+    *,
+    int8: bool = False,
 ) -> dict[str, Any]:
     """Export a shipped folder to ONNX and compare the two.
 
@@ -53,12 +61,17 @@ def ship_onnx(
         target: Where to write; exists.
         texts: See `check_onnx`.
         tolerance: See `check_onnx`.
+        int8: Write a second graph whose weights are int8.
 
     Returns:
-        What `check_onnx` found; ``embedding.json`` says it, too.
+        What `check_onnx` found, with ``int8`` about the second graph; ``embedding.json`` says it,
+        too.
     """
     export_onnx(model, target)
     found = check_onnx(model, target, texts, tolerance)
+    if int8:
+        write_int8(target)
+        found["int8"] = compare_onnx(model, target, texts, INT8_FILE)
     write_settings(target, {**read_settings(source), "onnx": {"opset": OPSET, **found}})
     return found
 
@@ -167,9 +180,10 @@ class OnnxEncoder:
 
     Args:
         folder: A folder that `export_onnx` has filled.
+        file: Name of the graph.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, file: str = MODEL_FILE) -> None:
         """Open graph and tokenizer."""
         import onnxruntime
         from tokenizers import Tokenizer
@@ -178,7 +192,7 @@ class OnnxEncoder:
         # Threads that spin while they wait make small models crawl on shared machines.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session = onnxruntime.InferenceSession(
-            str(folder / MODEL_FILE), options, providers=["CPUExecutionProvider"]
+            str(folder / file), options, providers=["CPUExecutionProvider"]
         )
         self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
         self._names = [entry.name for entry in self._session.get_inputs()]
@@ -218,15 +232,14 @@ def check_onnx(
         tolerance: Largest difference of a coordinate that is taken for rounding.
 
     Returns:
-        ``texts``, ``shortest`` and ``longest`` in tokens, ``max_abs_difference``, ``min_cosine``.
+        ``texts``, ``shortest`` and ``longest`` in tokens, and what `compare_onnx` found.
 
     Raises:
         ParameterError: If a coordinate differs by more than the tolerance.
     """
     lengths = [len(row["input_ids"]) for row in tokenise(model, texts)]
-    expected = encode(model, texts, show_progress=False)
-    found = OnnxEncoder(folder).encode(texts)
-    difference = float(np.abs(found - expected).max())
+    found = compare_onnx(model, folder, texts)
+    difference = found["max_abs_difference"]
     if not difference <= tolerance:
         msg = (
             f"export.onnx: the ONNX graph of {type(backbone(model)).__name__} gives vectors that "
@@ -238,6 +251,49 @@ def check_onnx(
         "texts": len(texts),
         "shortest": min(lengths),
         "longest": max(lengths),
-        "max_abs_difference": difference,
-        "min_cosine": float(np.sum(found * expected, axis=1).min()),
+        **found,
     }
+
+
+def compare_onnx(
+    model: SentenceTransformer, folder: Path, texts: Sequence[str], file: str = MODEL_FILE
+) -> dict[str, float]:
+    """Measure how far the vectors of a graph are from those of torch.
+
+    Args:
+        model: What was exported.
+        folder: Where it was exported to.
+        texts: Texts that already carry their prompt.
+        file: Name of the graph.
+
+    Returns:
+        ``max_abs_difference`` of a coordinate, ``min_cosine`` and ``mean_cosine``.
+    """
+    expected = encode(model, texts, show_progress=False)
+    found = OnnxEncoder(folder, file).encode(texts)
+    cosines = np.sum(found * expected, axis=1)
+    return {
+        "max_abs_difference": float(np.abs(found - expected).max()),
+        "min_cosine": float(cosines.min()),
+        "mean_cosine": float(cosines.mean()),
+    }
+
+
+def write_int8(folder: Path) -> None:
+    """Write a second graph beside the first one: weights in int8, activations as they come.
+
+    Args:
+        folder: A folder that `export_onnx` has filled.
+    """
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    # It recommends preparing graphs for another kind of quantisation, on the root logger.
+    notes = logging.getLogger()
+    level = notes.level
+    notes.setLevel(logging.ERROR)
+    try:
+        quantize_dynamic(
+            str(folder / MODEL_FILE), str(folder / INT8_FILE), weight_type=QuantType.QInt8
+        )
+    finally:
+        notes.setLevel(level)

@@ -78,7 +78,7 @@ def convert_to_onnx(
     def convert(source: Path, target: Path) -> dict[str, Any]:
         model = load_folder(source, device="cpu")
         texts = sample_texts(evaluation_tasks, task_specs, model.prompts, export.onnx_texts)
-        return ship_onnx(model, source, target, texts, export.onnx_tolerance)
+        return ship_onnx(model, source, target, texts, export.onnx_tolerance, int8=export.onnx_int8)
 
     return for_each_width(exported_models, convert, "ONNX")
 
