@@ -25,6 +25,7 @@ from sklearn.metrics import accuracy_score, label_ranking_average_precision_scor
 from task_data import TYPES, records, specs
 from tiny_models import tiny_sentence_transformer
 
+from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.encoders.bank import EmbeddingBank
 from domain_embeddings.core.errors import DataError
 from domain_embeddings.core.evaluation import nested
@@ -466,15 +467,26 @@ def test_a_text_whose_summaries_have_one_score_is_left_out_aloud(caplog):
     assert "1 of 10 texts have no summaries of different scores" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["sts", "summarization"])
-def test_equal_similarities_count_as_no_correlation_and_are_told(bank, caplog, kind):
-    class Collapsed(BankEncoder):
-        def embed(self, texts, *args, **kwargs):
-            return np.ones((len(texts), 1), dtype=np.float32)
+@pytest.fixture(scope="module")
+def collapsed(bank):
+    """Hold one and the same vector for every text."""
+    vectors = np.full_like(bank.vectors, WIDTH**-0.5)
+    keys = np.ascontiguousarray(bank._keys).view(np.uint8).reshape(-1, 16)
+    return EmbeddingBank(Bundle({"vectors": vectors, "keys": keys}, bank.header))
 
-    task = make(None, kind)[0]
-    result = task.run(Collapsed(bank, task_prompts(specs(), {}), IDENTITY, 4))
+
+@pytest.mark.filterwarnings("ignore:Number of distinct clusters")
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_collapsed_model_has_a_score_on_every_type(collapsed, kind):
+    result = make(None, kind)[0].run(encoder(collapsed, 4))
+    assert all(0 <= value <= 1 for value in result.values.values())
+    counts = draw_counts(np.arange(result.units)[None, :])
+    for name, statistic in result.statistics.items():
+        assert statistic(counts)[0] == pytest.approx(result.values[name], abs=6e-6), name
+
+
+@pytest.mark.parametrize("kind", ["sts", "summarization"])
+def test_equal_similarities_count_as_no_correlation_and_are_told(collapsed, caplog, kind):
+    result = make(None, kind)[0].run(encoder(collapsed, 4))
     assert result.values == {"spearman": 0.0, "pearson": 0.0}
     assert f"Task '{kind}': spearman of 'local/bank' at width 4 is not defined" in caplog.text
-    counts = draw_counts(np.arange(task.units)[None, :])
-    assert result.statistics[result.main](counts).tolist() == [0.0]

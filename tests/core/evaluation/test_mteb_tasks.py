@@ -107,6 +107,35 @@ def test_full_width_equals_what_plain_mteb_says_about_the_model(model, folder, s
     assert 0.02 < row["value"] < 1.0, "the comparison says nothing at the extremes"
 
 
+MOCKS = (
+    "MockBitextMiningTask", "MockClassificationTask", "MockInstructionReranking",
+    "MockInstructionRetrieval", "MockMultilabelClassification", "MockMultilingualBitextMiningTask",
+    "MockMultilingualPairClassificationTask", "MockMultilingualSTSTask", "MockRegressionTask",
+    "MockRetrievalDialogTask", "MockSummarizationTask", "MockTextZeroShotClassificationTask",
+    "MockAggregatedTask",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MOCKS)
+def test_tasks_of_every_other_kind_score_as_in_plain_mteb(model, name):
+    from mteb.mocks import mock_tasks
+
+    def main(encoder):
+        task = getattr(mock_tasks, name)()
+        found = mteb.evaluate(encoder, task, cache=None, show_progress_bar=False, co2_tracker=False)
+        return task, found.task_results[0].get_score()
+
+    task, expected = main(model)
+    texts = RememberedTexts(model, 4_096, show_progress=False)
+    evaluated = EvaluatedModel(texts, describe(model), "reference")
+    frame, [narrow, full] = score_tasks(
+        {"reference": evaluated}, [task], WIDTHS, show_progress=False
+    )
+    assert full.result.get_score() == pytest.approx(expected, abs=1e-6)
+    assert frame["n"].gt(0).all()
+    assert narrow.model.experiment_name == "embed_dim_8"
+
+
 def test_a_narrower_width_equals_plain_mteb_with_a_truncated_model(model, folder, scored):
     cut = tiny_copy(model)
     [task] = select_tasks(chosen(folder, "STS12"))
