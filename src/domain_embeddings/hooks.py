@@ -57,7 +57,6 @@ ARTIFACTS = (
     "score_replicates",
     "geometry_scores",
     "mteb_scores",
-    "mteb_results",
     "width_recommendation",
     "adaptation_report",
     "model_card",
