@@ -44,6 +44,11 @@ KEPT = {
     "adapted": [0.93, 0.965, 0.987, 0.994, 0.999, 1.0],
     "reference": [0.74, 0.86, 0.93, 0.97, 0.99, 1.0],
 }
+# Share of the float32 score that is left of codes at each width: int8 costs next to nothing.
+CODED = {
+    "int8": [0.9998] * 6,
+    "binary": [0.62, 0.78, 0.88, 0.94, 0.97, 0.985],
+}
 
 
 def truncation_scores(seed: int = 0) -> pd.DataFrame:
@@ -64,6 +69,72 @@ def truncation_scores(seed: int = 0) -> pd.DataFrame:
             if right != (model, transform, width):
                 gained = {task: by_task[task] - values[right][task] for task in by_task}
                 rows += _block(name, transform, width, gained, half, seed)
+    return pd.concat([pd.DataFrame(rows), _coded(values, seed)], ignore_index=True)
+
+
+def _coded(values: dict[tuple[str, str, int], dict[str, float]], seed: int) -> pd.DataFrame:
+    """Scores of both models as they are in int8 and binary."""
+    frames = []
+    for precision, kept in CODED.items():
+        rows = []
+        for model in ("reference", "adapted"):
+            full = values[model, "none", WIDTHS[-1]]
+            for k, width in enumerate(WIDTHS):
+                plain = values[model, "none", width]
+                own = {task: kept[k] * plain[task] for task in plain}
+                lost = {task: own[task] - plain[task] for task in plain}
+                cut = {task: own[task] - full[task] for task in plain}
+                rows += _block(model, "none", width, own, HALF, seed)
+                rows += _block(f"{model}_minus_float32", "none", width, lost, HALF / 3, seed)
+                rows += _block(f"{model}_minus_full_width", "none", width, cut, HALF / 3, seed)
+        frames.append(pd.DataFrame(rows).assign(precision=precision))
+    return pd.concat(frames)
+
+
+def vector_costs() -> pd.DataFrame:
+    """What the adapted vectors cost; qualities and losses are those of the scores."""
+    scores = truncation_scores()
+    mean = scores[(scores["task"] == "mean") & (scores["transform"] == "none")]
+    mean = mean.set_index(["model", "precision", "width"])
+    rows = []
+    for precision, bits in (("float32", 32), ("int8", 8), ("binary", 1)):
+        for width in reversed(WIDTHS):
+            own = mean.loc[("adapted", precision, width)]
+            whole = (precision, width) == ("float32", WIDTHS[-1])
+            cut = None if whole else mean.loc[("adapted_minus_full_width", precision, width)]
+            size = width * bits // 8
+            about = {
+                "model": "adapted",
+                "width": width,
+                "precision": precision,
+                "bytes_per_vector": size,
+                "bytes_per_million": size * 1_000_000,
+                "index": "IndexFlatIP",
+                "corpus": 9_000,
+                "queries": 200,
+                "threads": 1,
+            }
+            speed = 4e5 / size
+            about |= {"queries_per_s": speed, "queries_per_s_low": 0.9 * speed}
+            about |= {"queries_per_s_high": 1.05 * speed}
+            found = 1 - 3 * float(0 if cut is None else -cut["value"])
+            exact = {"recall": found, "recall_low": found - 0.01, "recall_high": found + 0.01}
+            for name, row, sign in (("quality", own, 1), ("loss", cut, -1)):
+                bounds = (0.0, 0.0, 0.0) if row is None else sign * row[["value", "low", "high"]]
+                low, high = sorted(list(bounds)[1:])
+                exact |= {name: next(iter(bounds)), f"{name}_low": low, f"{name}_high": high}
+            search = {"search": "exact", "candidates": 0, "rescoring_bytes": 0}
+            retrieval = {"retrieval": 0.6, "retrieval_loss": 0.6 * (1 - found)}
+            retrieval |= {
+                f"{k}_{side}": v for k, v in retrieval.items() for side in ("low", "high")
+            }
+            rows.append({**about, **search, **exact, **retrieval})
+            if not whole:
+                empty = dict.fromkeys([k for k in exact if "recall" not in k], float("nan"))
+                listed = {"search": "shortlist", "candidates": 100, "rescoring_bytes": 1536}
+                better = {k: v / 5 if "loss" in k else v for k, v in retrieval.items()}
+                found = {k: 1 - (1 - v) / 5 for k, v in exact.items() if "recall" in k}
+                rows.append({**about, **listed, **empty, **found, **better})
     return pd.DataFrame(rows)
 
 
@@ -294,6 +365,7 @@ def report_inputs(**changes: Any) -> dict[str, Any]:
     """Everything the report is written from, by catalog name."""
     return {
         "truncation_scores": truncation_scores(),
+        "vector_costs": vector_costs(),
         "geometry_scores": geometry_scores(),
         "mteb_scores": mteb_scores(),
         "training_history": training_history(),

@@ -8,7 +8,12 @@ import numpy as np
 import pandas as pd
 from tiny_models import WORDS
 
+from domain_embeddings.core.bundle import Bundle
+from domain_embeddings.core.encoders.bank import KEY_BYTES, EmbeddingBank, text_key
+from domain_embeddings.core.encoders.prefix import prefix
 from domain_embeddings.core.tasks.labels import join_labels
+
+BANK_WIDTH = 24
 
 EMPTY: dict[str, Any] = {
     "origin": "made.jsonl:1",
@@ -108,3 +113,25 @@ def pairs(rows: int = 30, seed: int = 1) -> pd.DataFrame:
     made["negatives"] = [[] for _ in range(len(made))]
     made["origin"] = "made.jsonl:1"
     return made.reset_index(drop=True)
+
+
+def make_bank(noise: float = 0.0, seed: int = 0, **header) -> EmbeddingBank:
+    """Embed a text as the sum of random vectors of its words, plus noise."""
+    frame, drawn = records(), pairs()
+    sides = [frame["text"], frame["text2"].str.strip(), drawn["anchor"], drawn["positive"]]
+    texts = sorted(set(pd.concat(sides).dropna()))
+    rng = np.random.default_rng(seed)
+    words = {
+        word: np.random.default_rng(sum(map(ord, word)) * 7 + len(word)).normal(size=BANK_WIDTH)
+        for text in texts
+        for word in text.split()
+    }
+    vectors = np.array([sum(words[word] for word in text.split()) for text in texts])
+    vectors = prefix(
+        (vectors + noise * rng.normal(size=vectors.shape)).astype(np.float32), BANK_WIDTH
+    )
+    keys = np.frombuffer(b"".join(text_key("", text) for text in texts), dtype=np.uint8)
+    keys = keys.reshape(-1, KEY_BYTES)
+    order = np.array(sorted(range(len(texts)), key=lambda row: bytes(keys[row])))
+    about = {"prompts": {}, "max_length": 64, "model": "made", "weight_hash": "0", **header}
+    return EmbeddingBank(Bundle({"vectors": vectors[order], "keys": keys[order]}, about))

@@ -93,6 +93,22 @@ def test_geometry_is_tracked_over_all_sources():
     assert list(hooks.geometry_metrics(frame)) == [("geometry_by_width/cv", 0.1, 16)]
 
 
+def test_costs_are_tracked_by_precision_and_search_over_widths():
+    row = {"width": 16, "bytes_per_vector": 2, "queries_per_s": 900.0, "recall": 0.5}
+    kinds = [("float32", "exact"), ("binary", "exact"), ("binary", "shortlist")]
+    frame = pd.DataFrame([{**row, "precision": p, "search": s} for p, s in kinds])
+    metrics = list(hooks.cost_metrics(frame))
+    assert metrics[:3] == [
+        ("costs_by_width/float32.bytes", 2, 16),
+        ("costs_by_width/float32.queries_per_s", 900.0, 16),
+        ("costs_by_width/float32.recall_at_10", 0.5, 16),
+    ]
+    names = {name for name, _, _ in metrics}
+    assert "costs_by_width/binary.shortlist.recall_at_10" in names
+    assert len(names) == len(metrics) == 9
+    assert all(VALID_NAME.match(name) for name in names)
+
+
 def test_history_is_tracked_by_step():
     frame = pd.DataFrame({"step": [5], "epoch": [0.1], "component": ["reze"], "value": [2.0]})
     assert list(hooks.history_metrics(frame)) == [("train/reze", 2.0, 5)]

@@ -39,6 +39,7 @@ MAX_SECONDS = 120.0
 PLOTS = (
     "quality_by_dimension",
     "quality_picture",
+    "quality_by_bytes",
     "eigen_spectrum",
     "task_variance_plot",
     "relation_map",
@@ -55,6 +56,7 @@ ARTIFACTS = (
     "training_history",
     "truncation_scores",
     "score_replicates",
+    "vector_costs",
     "geometry_scores",
     "mteb_scores",
     "width_recommendation",
@@ -489,6 +491,19 @@ def geometry_metrics(geometry: pd.DataFrame) -> Iterator[Metric]:
         yield f"{sections.get(row.model, row.model)}/{row.measure}", row.value, row.width
 
 
+def cost_metrics(costs: pd.DataFrame) -> Iterator[Metric]:
+    """Yield size, speed and recall of every precision and search, with the width as step."""
+    names = {
+        "bytes_per_vector": "bytes",
+        "queries_per_s": "queries_per_s",
+        "recall": "recall_at_10",
+    }
+    for row in costs.to_dict("records"):
+        kind = row["precision"] if row["search"] == "exact" else f"{row['precision']}.shortlist"
+        for column, name in names.items():
+            yield f"costs_by_width/{kind}.{name}", row[column], row["width"]
+
+
 def report_metrics(report: Mapping[str, Any]) -> Iterator[Metric]:
     """Yield the figures of the training report."""
     for key, value in report.items():
@@ -501,6 +516,7 @@ METRICS = {
     "mteb_scores": mteb_metrics,
     "training_history": history_metrics,
     "geometry_scores": geometry_metrics,
+    "vector_costs": cost_metrics,
     "training_report": report_metrics,
 }
 

@@ -291,11 +291,32 @@ class MtebParameters(Section):
         return self
 
 
+class ShortlistParameters(Section):
+    """Documents found by small vectors and ranked again by full ones (docs/method.md, section 8).
+
+    Without widths, all of them are tried.
+    """
+
+    widths: Annotated[list[Count], Field(min_length=1)] | None = None
+    candidates: Annotated[int, Field(ge=10)] = 100
+
+
+class CostParameters(Section):
+    """How long speed and recall of searches are measured."""
+
+    vectors: Count = 50_000
+    queries: Count = 200
+    repeats: Count = 5
+
+
 class EvaluationParameters(Section):
     """What is scored, how, and with which uncertainty."""
 
     split: Literal["dev", "test"] = "test"
-    transforms: list[Literal["none", "pca", "pca_centred", "shared", "whitening"]] = ["none", "pca"]
+    transforms: list[Literal["none", "pca", "pca_centred", "shared", "whitening", "flow"]] = [
+        "none",
+        "pca",
+    ]
     precisions: list[Literal["float32", "int8", "binary"]] = ["float32", "int8", "binary"]
     batch_tokens: Count = 16_384
     store: StoreParameters | None = StoreParameters()
@@ -306,6 +327,8 @@ class EvaluationParameters(Section):
     classification: ClassificationProbe = ClassificationProbe()
     clustering: ClusteringProbe = ClusteringProbe()
     mteb: MtebParameters = MtebParameters()
+    shortlist: ShortlistParameters | None = ShortlistParameters()
+    costs: CostParameters = CostParameters()
 
     @model_validator(mode="after")
     def _check_transforms(self) -> Self:
@@ -375,6 +398,18 @@ class Parameters(Section):
             raise ValueError(msg)
         if sorted(set(self.widths)) != self.widths:
             msg = f"widths: must be strictly increasing, got {self.widths}"
+            raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _check_shortlist(self) -> Self:
+        shortlist = self.evaluation.shortlist
+        unknown = sorted(set((shortlist and shortlist.widths) or ()) - set(self.widths))
+        if unknown:
+            msg = (
+                f"evaluation.shortlist.widths: {unknown} are not evaluated; allowed: null, or some "
+                f"of {self.widths}"
+            )
             raise ValueError(msg)
         return self
 

@@ -69,8 +69,8 @@ def test_the_browser_shows_answer_table_and_drawings(report, tmp_path):
     text = text.replace("&nbsp;", " ")
     assert re.search(r"recommended 128 512 MB 69\.4 \[68\.8, 70\.0\] 0\.4 \[0\.2, 0\.6\]", text)
     assert "Got worse: none" in text
-    assert len(re.findall(r"<svg [^>]*role=\"img\"", dom)) == 8
-    assert dom.count("<h2") == 8
+    assert len(re.findall(r"<svg [^>]*role=\"img\"", dom)) == 9
+    assert dom.count("<h2") == 9
     assert asked == set()
 
 

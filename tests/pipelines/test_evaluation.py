@@ -22,6 +22,7 @@ from domain_embeddings.hooks import SERIES, score_metrics
 from domain_embeddings.parameters import (
     ClassificationProbe,
     ClusteringProbe,
+    CostParameters,
     EvaluationParameters,
     MtebParameters,
     StoreParameters,
@@ -31,6 +32,7 @@ from domain_embeddings.pipelines.evaluation.nodes import (
     embed_adapted,
     embed_reference,
     fit_quantisation,
+    measure_costs,
     measure_geometry,
     score,
     score_mteb,
@@ -141,8 +143,24 @@ def test_ranges_are_those_of_the_sampled_training_text(banks):
         score(*banks, swapped, *INPUTS, PARAMETERS, {"method": "mic"}, [4, 8], 3)
 
 
-def test_every_score_has_a_tracked_series_of_its_own(banks):
-    scores, _ = score(*banks, ranges(banks), *INPUTS, PARAMETERS, {"method": "mic"}, [4, 8], 3)
+@pytest.fixture(scope="module")
+def scored(banks):
+    return score(*banks, ranges(banks), *INPUTS, PARAMETERS, {"method": "mic"}, [4, 8], 3)
+
+
+def test_costs_cover_every_width_precision_and_search(banks, scored):
+    short = CostParameters(vectors=60, queries=5, repeats=1)
+    parameters = PARAMETERS.model_copy(update={"costs": short})
+    costs = measure_costs(
+        banks[1], ranges(banks), scored[1], INPUTS[0], SPECS, parameters, [4, 8], 3
+    )
+    assert len(costs) == 3 * 3 + 3 * 3 - 1
+    assert costs[["queries_per_s", "recall", "retrieval"]].notna().all(axis=None)
+    assert set(costs["corpus"]) == {60}
+
+
+def test_every_score_has_a_tracked_series_of_its_own(scored):
+    scores, _ = scored
     tracked = [(name, step) for name, _, step in score_metrics(scores)]
     as_is = (scores["precision"] == "float32") & (scores["transform"] == "none")
     shown = scores["main"] & ((as_is & scores["model"].isin(SERIES)) | (scores["task"] == "mean"))
@@ -251,10 +269,10 @@ def test_a_task_that_cannot_be_scored_is_refused_before_encoding(models, monkeyp
 
 def test_the_pipeline_connects_banks_scores_and_geometry():
     pipeline = create_pipeline()
-    outputs = {"score_replicates", "geometry_scores", "mteb_scores", "mteb_results"}
+    outputs = {"vector_costs", "geometry_scores", "mteb_scores", "mteb_results"}
     assert pipeline.outputs() == outputs
     assert {"reference_model", "adapted_model", "relation_eigenspace"} <= pipeline.inputs()
-    assert len(pipeline.nodes) == 6
+    assert len(pipeline.nodes) == 7
 
 
 def test_importing_the_pipeline_loads_nothing_heavy():

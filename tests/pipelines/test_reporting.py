@@ -24,6 +24,7 @@ OUTPUTS = {
     "width_recommendation",
     "quality_by_dimension",
     "quality_picture",
+    "quality_by_bytes",
     "eigen_spectrum",
     "task_variance_plot",
     "relation_map",

@@ -248,6 +248,97 @@ def test_without_the_transform_there_is_no_word_about_the_rival():
     assert asides(answer) == []
 
 
+def with_precisions(
+    coded: dict[str, dict[int, float]], half: float = 0.001, full: float = 0.8
+) -> pd.DataFrame:
+    """Three float32 widths of which 32 passes at 1 %, and the same widths in other precisions."""
+    frames = [with_cut({16: 0.7, 32: 0.798, 64: full}, half).assign(precision="float32")]
+    for precision, values in coded.items():
+        lost = {width: value - full for width, value in values.items()}
+        cut = mean_rows(lost, half=half, model="adapted_minus_full_width")
+        frames += [rows.assign(precision=precision) for rows in (mean_rows(values, half=0.05), cut)]
+    return pd.concat(frames, ignore_index=True)
+
+
+@pytest.mark.parametrize(
+    ("coded", "half", "expected"),
+    [
+        pytest.param({}, 0.001, (32, "float32", 128), id="float32 alone"),
+        pytest.param(
+            {"int8": {16: 0.6, 32: 0.797, 64: 0.8}}, 0.001, (32, "int8", 32), id="same width"
+        ),
+        pytest.param(
+            {"int8": {16: 0.6, 32: 0.78, 64: 0.799}}, 0.001, (64, "int8", 64), id="wider is cheaper"
+        ),
+        pytest.param(
+            {"int8": {16: 0.6, 32: 0.797, 64: 0.8}, "binary": {16: 0.3, 32: 0.6, 64: 0.79}},
+            0.001,
+            (32, "int8", 32),
+            id="binary loses too much",
+        ),
+        pytest.param(
+            {"binary": {16: 0.3, 32: 0.6, 64: 0.797}}, 0.001, (64, "binary", 8), id="or not"
+        ),
+        pytest.param(
+            {"int8": {16: 0.8, 32: 0.7, 64: 0.8}}, 0.001, (64, "int8", 64), id="no lucky width"
+        ),
+        pytest.param({"int8": {16: 0.8, 32: 0.8, 64: 0.8}}, 0.05, (64, "float32", 256), id="noise"),
+    ],
+)
+def test_the_cheapest_storage_is_the_smallest_that_the_rule_allows(coded, half, expected):
+    answer = recommend_width(with_precisions(coded, half), [16, 32, 64])
+    found = answer["cheapest"]
+    assert (found["width"], found["precision"], found["bytes_per_vector"]) == expected
+    # The recommended width is that of float32, whatever else was scored.
+    assert answer["recommended_width"] == (32 if half == 0.001 else 64)
+    assert (answer["cheaper"] is None) == (not coded)
+
+
+def test_the_cheapest_storage_equals_a_naive_search_on_random_scores():
+    rng = np.random.default_rng(7)
+    picked = set()
+    for _ in range(40):
+        coded = {
+            precision: dict(
+                zip((16, 32, 64), np.sort(rng.uniform(0.78, 0.8, 3)).tolist(), strict=True)
+            )
+            for precision in ("int8", "binary")
+        }
+        bits = {"float32": 32, "int8": 8, "binary": 1}
+        passed = {(64, "float32"), (32, "float32")}
+        for precision, values in coded.items():
+            passed |= {
+                (width, precision)
+                for width in values
+                if all(0.8 - values[v] + 0.001 <= 0.008 for v in values if v >= width)
+            }
+        expected = min(passed, key=lambda kind: kind[0] * bits[kind[1]])
+        found = recommend_width(with_precisions(coded), [16, 32, 64])["cheapest"]
+        assert (found["width"], found["precision"]) == expected
+        picked.add(expected)
+    assert len(picked) > 3
+
+
+def test_the_cheapest_storage_keeps_the_quality_floor():
+    scores = with_precisions({"int8": {16: 0.6, 32: 0.75, 64: 0.79}}, half=0.2)
+    strict = recommend_width(scores, [16, 32, 64], quality_floor=0.98)
+    loose = recommend_width(scores, [16, 32, 64], quality_floor=0.93)
+    assert [answer["cheapest"]["width"] for answer in (strict, loose)] == [64, 32]
+    assert {answer["cheapest"]["precision"] for answer in (strict, loose)} == {"int8"}
+
+
+def test_the_cheapest_storage_is_told_with_its_loss():
+    answer = recommend_width(with_precisions({"int8": {16: 0.6, 32: 0.797, 64: 0.8}}), [16, 32])
+    assert answer["cheaper"] == (
+        "Cheapest by the same rule: width 32 in int8, 32 MB per million vectors instead of 128 MB, "
+        "keeping 99.6 % of the full-width score (loss 0.3 points [0.2, 0.4])."
+    )
+    assert answer["cheaper"] in asides(answer)
+    failed = recommend_width(with_precisions({"int8": {16: 0.3, 32: 0.3, 64: 0.3}}), [16, 32])
+    assert failed["cheaper"] == "Nothing cheaper passed the rule in int8."
+    json.dumps(failed, allow_nan=False)
+
+
 def test_without_intervals_the_scores_decide_and_the_rule_says_so():
     for scores in (
         mean_rows({16: 0.78, 32: 0.795, 64: 0.8}, half=math.nan),

@@ -12,6 +12,7 @@ import report_data
 from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.errors import DataError
 from domain_embeddings.core.reporting import frames, palette, plots, static
+from domain_embeddings.core.reporting.recommend import recommend_width
 
 
 def test_quality_has_a_line_per_model_and_transform_in_every_panel(scores):
@@ -35,11 +36,54 @@ def test_quality_shows_the_scores_in_points_at_the_evaluated_widths(scores):
         (scores["task"] == "mean")
         & (scores["model"] == "adapted")
         & (scores["transform"] == "none")
+        & (scores["precision"] == "float32")
     ]
     assert list(line.x) == report_data.WIDTHS
     assert list(line.y) == pytest.approx((100 * wanted["value"]).tolist())
     assert list(figure.layout.xaxis.tickvals) == report_data.WIDTHS
     assert figure.layout.xaxis.type == "log"
+
+
+def test_quality_by_size_has_a_colour_and_symbol_per_precision_and_marks_the_choices(scores):
+    costs, answer = report_data.vector_costs(), recommend_width(scores, report_data.WIDTHS)
+    figure = plots.quality_by_bytes(costs, answer)
+    points = {trace.name: trace for trace in figure.data}
+    looks = {(points[p].marker.color, points[p].marker.symbol) for p in palette.PRECISIONS}
+    assert len({colour for colour, _ in looks}) == len({symbol for _, symbol in looks}) == 3
+    assert list(points["int8"].x) == report_data.WIDTHS
+    assert list(points["binary"].x) == [width // 8 for width in report_data.WIDTHS]
+    assert list(points["recommended width"].x) == [4 * 128]
+    assert list(points["cheapest by the rule"].x) == [128]
+    assert figure.layout.xaxis.type == "log"
+    assert [shape.y0 for shape in figure.layout.shapes] == pytest.approx(
+        [100 * 0.99 * answer["widths"][-1]["score"]]
+    )
+    drawn = static.quality_by_bytes(costs, answer)
+    assert {"float32", "int8", "binary", "recommended width", "cheapest by the rule"} <= {
+        text.get_text() for text in drawn.axes[0].get_legend().get_texts()
+    }
+    nothing = costs.assign(quality=float("nan"))
+    assert static.quality_by_bytes(nothing, answer) is None
+
+
+def test_the_frontier_holds_what_nothing_beats_in_both_size_and_quality():
+    costs = report_data.vector_costs()
+    rows = frames.exact(costs)
+    naive = {
+        (row.width, row.precision)
+        for row in rows.itertuples()
+        if not any(
+            other.bytes_per_vector <= row.bytes_per_vector
+            and other.quality >= row.quality
+            and (other.bytes_per_vector, other.quality) != (row.bytes_per_vector, row.quality)
+            for other in rows.itertuples()
+        )
+    }
+    edge = frames.frontier(costs)
+    assert set(zip(edge["width"], edge["precision"], strict=True)) == naive
+    assert edge["quality"].is_monotonic_increasing
+    assert edge["bytes_per_vector"].is_monotonic_increasing
+    assert 2 < len(edge) < len(rows)
 
 
 def test_bands_are_left_out_without_intervals(scores):
@@ -56,6 +100,9 @@ def test_figures_survive_the_way_through_json_with_plain_numbers(scores):
     vectors = report_data.relation_vectors()
     figures = [
         plots.quality_by_dimension(scores),
+        plots.quality_by_bytes(
+            report_data.vector_costs(), recommend_width(scores, report_data.WIDTHS)
+        ),
         plots.eigen_spectrum(report_data.relation_eigenspace(), report_data.shrinkage()),
         plots.task_variance_plot(report_data.geometry_scores()),
         plots.relation_map(vectors, 100, 0),

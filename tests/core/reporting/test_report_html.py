@@ -124,6 +124,33 @@ def test_a_difference_that_does_not_survive_the_correction_is_no_claim(make_inpu
     assert ">better<" not in html.replace("</span>better<", ">better<")
 
 
+def test_the_costs_name_size_speed_recall_and_loss_of_every_storage(page):
+    part = page[page.index('<section id="costs"') : page.index('<section id="geometry"')]
+    rows = [[" ".join(cell.split()) for cell in row] for row in Page(part).rows]
+    chosen = [row for row in rows[1:] if len(row) == 8 and "pass" not in row[5]]
+    assert chosen == [
+        [
+            "128", "int8", "128", "69.4 [68.8, 70.0]", "0.4 [0.2, 0.6]", "cheapest by the rule",
+            "98.7 % [97.7, 99.7]", "3,100 [2,800, 3,300]",
+        ],
+        [
+            "128", "float32", "512", "69.4 [68.8, 70.0]", "0.4 [0.2, 0.6]", "recommended width",
+            "98.7 % [97.7, 99.7]", "780 [700, 820]",
+        ],
+    ]  # fmt: skip
+    binary = [row[5] for row in rows if row[1:2] == ["binary"] and len(row) == 8]
+    assert binary == ["does not pass"] * 6
+    assert [sum(len(row) == n for row in rows) for n in (8, 7)] == [1 + 18, 1 + 17]
+    assert "over 9,000 stored vectors" in part
+    assert "Cheapest by the same rule: width 128 in int8, 128" in part
+
+
+def test_costs_without_shortlists_say_nothing_of_them(make_inputs):
+    costs = report_data.vector_costs()
+    html = render_report(make_inputs(vector_costs=costs[costs["search"] == "exact"]))
+    assert "ranked again by full ones" not in html
+
+
 def test_a_gain_that_pca_alone_would_give_is_not_painted_as_a_success(make_inputs):
     scores = report_data.truncation_scores()
     rival = scores["model"] == "adapted_minus_reference_pca"

@@ -24,6 +24,7 @@ TaskPrompts = Mapping[str, Mapping[Role, str]]
 BLOCK_ROWS = 16_384
 # Transformed vectors of a task are kept for the next width up to this size.
 _KEPT_BYTES = 256 * 1024 * 1024
+NAME = "local/bank"
 
 
 def task_prompts(
@@ -211,7 +212,7 @@ class BankEncoder:
         width: int,
         quantiser: Quantiser | None = None,
         *,
-        name: str = "local/bank",
+        name: str = NAME,
         view: BankView | None = None,
     ) -> None:
         """Keep the bank; vectors are looked up when mteb asks."""
@@ -347,6 +348,45 @@ class BankEncoder:
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
         """Return the cosine similarity of corresponding rows."""
         return pairwise_cos_sim(embeddings1, embeddings2)
+
+
+class ShortlistEncoder(BankEncoder):
+    """Documents found by small vectors and ranked by full ones.
+
+    Args:
+        full: Ranks the candidates.
+        small: Finds them; of the same bank.
+        candidates: How many documents per query are ranked.
+    """
+
+    def __init__(self, full: BankEncoder, small: BankEncoder, candidates: int) -> None:
+        """Become the full encoder with another search."""
+        super().__init__(
+            *(full.bank, full.prompts, full.transform, full.width, full.quantiser), view=full.view
+        )
+        self.small = small
+        self.candidates = candidates
+
+    def index(self, corpus: Any, *, task_metadata: Any, **kwargs: Any) -> None:
+        """Embed the documents twice; see `BankEncoder.index`."""
+        super().index(corpus, task_metadata=task_metadata, **kwargs)
+        self.small.index(corpus, task_metadata=task_metadata, **kwargs)
+
+    def search(
+        self,
+        queries: Any,
+        *,
+        task_metadata: Any,
+        top_k: int,
+        top_ranked: Mapping[str, Sequence[str]] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, dict[str, float]]:
+        """Find candidates, unless the task brings them, and rank them; see `BankEncoder.search`."""
+        about = {"task_metadata": task_metadata, **kwargs}
+        if top_ranked is None:
+            found = self.small.search(queries, top_k=max(self.candidates, top_k), **about)
+            top_ranked = {query: list(documents) for query, documents in found.items()}
+        return super().search(queries, top_k=top_k, top_ranked=top_ranked, **about)
 
 
 def _best(values: np.ndarray, names: Sequence[str], top_k: int) -> dict[str, float]:

@@ -1,6 +1,7 @@
-"""Post-hoc linear transforms of finished embeddings, fitted on training text only.
+"""Post-hoc transforms of finished embeddings, fitted on training text only.
 
-They are the cheap rivals of every nested training method: no gradient step, one matrix.
+They are the cheap rivals of every nested training method: one matrix, without a gradient step (but
+for ``flow``, which is not linear).
 """
 
 from __future__ import annotations
@@ -126,6 +127,13 @@ def whitening(vectors: np.ndarray) -> Transform:
     return Transform("whitening", matrix.astype(np.float32), _mean(vectors))
 
 
+def _flow(vectors: np.ndarray) -> Transform:
+    """Fit a small volume-preserving flow (`core.evaluation.flow`)."""
+    from domain_embeddings.core.evaluation.flow import flow
+
+    return flow(vectors)
+
+
 # Each is fitted on the distinct texts of the training pairs, or on the pairs.
 TRANSFORMS: dict[str, Callable[[np.ndarray, PairVectors | None], Transform]] = {
     "none": lambda _texts, _pairs: Transform("none"),
@@ -133,6 +141,7 @@ TRANSFORMS: dict[str, Callable[[np.ndarray, PairVectors | None], Transform]] = {
     "pca_centred": lambda texts, _pairs: pca_centred(texts),
     "shared": lambda _texts, pairs: shared(pairs),
     "whitening": lambda texts, _pairs: whitening(texts),
+    "flow": lambda texts, _pairs: _flow(texts),
 }
 
 

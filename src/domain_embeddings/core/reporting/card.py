@@ -299,7 +299,7 @@ def _limitations(inputs: CardInputs) -> str:
         "Intervals hold the uncertainty of the test rows (for clustering, of the repeated runs) "
         f"with one training run of seed {inputs.seed}; another seed may move the scores further.",
         "Nothing is shown for tasks, languages or text lengths that are not in the table.",
-        "Sizes and scores are those of float32 vectors; quantised vectors were not measured.",
+        "Sizes and scores are those of float32 vectors where no other precision is named.",
     ]
     return "## Limitations\n\n" + "\n".join(f"- {line}" for line in lines)
 

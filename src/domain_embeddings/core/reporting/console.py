@@ -34,7 +34,8 @@ def render(answer: Mapping[str, Any]) -> str:
         answer["sentence"],
         *recommend.asides(answer),
         f"Rule: {answer['rule'][0].lower()}{answer['rule'][1:]}",
-        "Scores in points of 100; sizes of float32 vectors; brackets hold confidence intervals. "
+        "Scores in points of 100; sizes of float32 vectors unless another precision is named; "
+        "brackets hold confidence intervals. "
         + (wording.correction(answer["tests"], answer["confidence"]) if answer["tests"] else ""),
     ]
     words = [line for part in told for line in textwrap.wrap(part, _LINE, break_on_hyphens=False)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,75 @@ def curve(main: pd.DataFrame, model: str, transform: str = AS_IS, task: str = ME
         (main["model"] == model) & (main["transform"] == transform) & (main["task"] == task)
     ]
     return chosen.sort_values("width").set_index("width", drop=False)
+
+
+def precisions(scores: pd.DataFrame) -> list[str]:
+    """List the precisions that were scored, float32 first."""
+    found = set(scores["precision"]) if "precision" in scores else {FLOAT32}
+    return sorted(found, key=lambda name: (name != FLOAT32, name != "int8", name))
+
+
+BYTE_TICKS = [2, 8, 32, 128, 512, 2048, 8192, 32768]
+"""Sizes of a vector that an axis may show."""
+
+
+def byte_ticks(costs: pd.DataFrame) -> list[int]:
+    """Choose the ticks of a logarithmic axis of bytes per vector."""
+    sizes = costs["bytes_per_vector"]
+    return [tick for tick in BYTE_TICKS if sizes.min() / 2 <= tick <= 2 * sizes.max()]
+
+
+def marked(costs: pd.DataFrame, answer: Mapping[str, Any]) -> list[tuple[str, pd.DataFrame]]:
+    """Find the points of the recommended width and of the cheapest storage.
+
+    Args:
+        costs: The tidy frame ``vector_costs``.
+        answer: The result of ``recommend_width``.
+
+    Returns:
+        Label and row (one, or none where it was not measured); one entry where both are the same.
+    """
+    cheapest = answer["cheapest"]
+    wanted = {
+        (answer["recommended_width"], FLOAT32): "recommended width",
+        (cheapest["width"], cheapest["precision"]): "cheapest by the rule",
+    }
+    if len(wanted) == 1:
+        wanted = dict.fromkeys(wanted, "recommended and cheapest")
+    rows = exact(costs)
+    return [
+        (label, rows[(rows["width"] == width) & (rows["precision"] == precision)])
+        for (width, precision), label in wanted.items()
+    ]
+
+
+def lowest_allowed(answer: Mapping[str, Any]) -> float | None:
+    """Return the score that the rule of the recommendation asks for; None if it is unknown."""
+    full = answer["widths"][-1]["score"]
+    if full is None:
+        return None
+    if answer["quality_floor"] is not None:
+        return float(full * answer["quality_floor"])
+    return float(full - answer["tolerated"])
+
+
+def exact(costs: pd.DataFrame) -> pd.DataFrame:
+    """Select the exact searches of ``vector_costs`` that have a quality."""
+    return costs[(costs["search"] == "exact") & costs["quality"].notna()]
+
+
+def frontier(costs: pd.DataFrame) -> pd.DataFrame:
+    """Keep the exact searches that no other one beats or equals in both bytes and quality.
+
+    Args:
+        costs: The tidy frame ``vector_costs``.
+
+    Returns:
+        Rows by rising bytes, and so by rising quality.
+    """
+    rows = exact(costs).sort_values(["bytes_per_vector", "quality"], ascending=[True, False])
+    best = rows["quality"].cummax().shift(fill_value=-np.inf)
+    return rows[rows["quality"] > best]
 
 
 def task_names(main: pd.DataFrame, *, general: bool = False) -> list[str]:

@@ -50,6 +50,7 @@ class ReportInputs:
     Args:
         width_recommendation: The result of ``recommend_width``.
         truncation_scores: Scores by model, transform, task and width.
+        vector_costs: What storing and searching vectors costs.
         geometry_scores: Measures of geometry before and after.
         mteb_scores: Scores of mteb's own tasks; may be empty.
         training_history: Loss components by step; may be empty.
@@ -69,6 +70,7 @@ class ReportInputs:
 
     width_recommendation: Mapping[str, Any]
     truncation_scores: pd.DataFrame
+    vector_costs: pd.DataFrame
     geometry_scores: pd.DataFrame
     mteb_scores: pd.DataFrame
     training_history: pd.DataFrame
@@ -132,6 +134,9 @@ def render_report(inputs: ReportInputs) -> str:
         stronger=_stronger(rivals),
         scores=sections.all_scores(main),
         mteb=sections.mteb(inputs.mteb_scores),
+        costs=sections.costs(inputs.vector_costs, answer),
+        shortlists=sections.shortlists(inputs.vector_costs),
+        measured=inputs.vector_costs.iloc[0].to_dict(),
         geometry=sections.geometry(inputs.geometry_scores),
         geometry_by_width=sections.geometry_by_width(inputs.geometry_scores),
         reze_words=reze_words,
@@ -156,6 +161,10 @@ def _figures(inputs: ReportInputs, width: int, *, has_changes: bool) -> dict[str
     scores = inputs.truncation_scores
     drawn = {
         "mean": (static.quality_mean(scores), "Mean score by width"),
+        "costs": (
+            static.quality_by_bytes(inputs.vector_costs, inputs.width_recommendation),
+            "Mean score by bytes per vector",
+        ),
         "tasks": (static.quality_tasks(scores), "Score by width for every task"),
         "general": (
             static.quality_tasks(scores, general=True),

@@ -31,6 +31,12 @@ CATEGORIES = [
     "#8a8f98",
     "#b3a500",
 ]
+# Colour and symbol of each precision, so that either is enough to tell them apart.
+PRECISIONS = {
+    "float32": (CATEGORIES[0], "circle", "o"),
+    "int8": (CATEGORIES[2], "diamond", "D"),
+    "binary": (CATEGORIES[1], "square", "s"),
+}
 PLOTLY_SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x", "star"]
 STATIC_SYMBOLS = ["o", "s", "D", "^", "X", "*"]
 

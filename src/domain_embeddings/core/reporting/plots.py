@@ -8,6 +8,8 @@ versions (``static.py``).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -147,6 +149,95 @@ def _band(figure: go.Figure, rows: pd.DataFrame, colour: str, place: tuple[int, 
         showlegend=False,
     )
     figure.add_trace(band, row=place[0], col=place[1])
+
+
+def quality_by_bytes(costs: pd.DataFrame, answer: Mapping[str, Any]) -> go.Figure:
+    """Draw quality over bytes per vector: one colour and symbol per precision, and the frontier.
+
+    Args:
+        costs: The tidy frame ``vector_costs``; exact searches.
+        answer: The result of ``recommend_width``, whose two choices are marked.
+
+    Returns:
+        Mean score times 100 over bytes (logarithmic); the dotted line is what the rule tolerates.
+    """
+    figure = go.Figure()
+    edge = frames.frontier(costs)
+    figure.add_trace(
+        go.Scatter(
+            x=edge["bytes_per_vector"].tolist(),
+            y=(100 * edge["quality"]).tolist(),
+            mode="lines",
+            name="frontier: nothing smaller is better",
+            line={"color": _INK, "width": 1.4},
+            hoverinfo="skip",
+        )
+    )
+    for precision, rows in frames.exact(costs).groupby("precision", sort=False):
+        figure.add_trace(_storage_points(str(precision), rows))
+    for label, rows in frames.marked(costs, answer):
+        figure.add_trace(
+            go.Scatter(
+                x=rows["bytes_per_vector"].tolist(),
+                y=(100 * rows["quality"]).tolist(),
+                mode="markers",
+                name=label,
+                marker={
+                    "size": 19 if label.startswith("recommended") else 25,
+                    "symbol": "circle-open" if label.startswith("recommended") else "square-open",
+                    "color": palette.MODEL_COLOURS["reference"],
+                    "line": {"width": 2.4},
+                },
+                hoverinfo="skip",
+            )
+        )
+    floor = frames.lowest_allowed(answer)
+    if floor is not None:
+        figure.add_hline(
+            y=100 * floor,
+            line={"color": _INK, "width": 1.2, "dash": "dot"},
+            annotation={"text": "least that the rule allows", "font": {"size": 10}},
+            annotation_position="top left",
+        )
+    ticks = frames.byte_ticks(costs)
+    figure.update_xaxes(
+        type="log",
+        tickvals=ticks,
+        ticktext=[f"{tick:,}" for tick in ticks],
+        title_text="bytes per vector (logarithmic)",
+    )
+    figure.update_yaxes(title_text="mean score (points of 100)")
+    return _finish(figure, "Quality by size", height=520)
+
+
+def _storage_points(precision: str, rows: pd.DataFrame) -> go.Scatter:
+    """Draw the widths of one precision with their intervals."""
+    colour, symbol, _ = palette.PRECISIONS[precision]
+    rows = rows.sort_values("width")
+    points = 100 * rows[["quality", "quality_low", "quality_high"]]
+    return go.Scatter(
+        x=rows["bytes_per_vector"].tolist(),
+        y=points["quality"].tolist(),
+        error_y={
+            "type": "data",
+            "symmetric": False,
+            "array": (points["quality_high"] - points["quality"]).fillna(0.0).tolist(),
+            "arrayminus": (points["quality"] - points["quality_low"]).fillna(0.0).tolist(),
+            "thickness": 1.2,
+            "width": 0,
+        },
+        mode="markers+text",
+        text=[str(width) for width in rows["width"]],
+        textposition="bottom right",
+        textfont={"size": 10},
+        name=precision,
+        marker={"color": colour, "symbol": symbol, "size": 9},
+        customdata=rows[["width", "recall", "queries_per_s"]].to_numpy().tolist(),
+        hovertemplate=(
+            "width %{customdata[0]}: %{y:.1f} at %{x} bytes, recall@10 %{customdata[1]:.1%}, "
+            "%{customdata[2]:,.0f} queries/s"
+        ),
+    )
 
 
 def eigen_spectrum(eigenspace: Bundle, shrinkage: Bundle) -> go.Figure:

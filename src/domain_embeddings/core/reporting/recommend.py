@@ -7,13 +7,17 @@ from typing import Any
 
 import pandas as pd
 
+from domain_embeddings.core.encoders.quantisation import bytes_per_vector
 from domain_embeddings.core.errors import DataError
 from domain_embeddings.core.reporting import frames, retention, wording
 
-BYTES_PER_NUMBER = 4
 VECTORS = 1_000_000
 UNNESTED = ("reference", "plain")
 """Methods whose objective looks at the full width only."""
+_STORAGE = (
+    *("width", "precision", "bytes_per_vector", "bytes_per_million", "score", "low", "high"),
+    *("loss", "loss_low", "loss_high", "loss_verdict", "kept", "passed"),
+)
 TOLERANCE = 0.01
 """Share of the full-width score that a width may lose where the caller names none; a run names one
 (`reporting.tolerance`)."""
@@ -41,6 +45,10 @@ def recommend_width(
     the full width and stopping at the first failure also keeps the error of the whole search at
     that of one test, so that many widths need no correction.
 
+    By the same rule, the cheapest way to store vectors is named: for each precision, walk down from
+    its full width until a width fails (its loss is that against full width in float32); of all that
+    passed, take the fewest bytes. Each precision is one more search, with the error of one test.
+
     Args:
         scores: The tidy frame ``truncation_scores`` with its rows of task ``mean``.
         trained_widths: The widths of the training objective.
@@ -54,8 +62,10 @@ def recommend_width(
         became of general text, see ``retention.py``, or None), ``verdict`` and ``rival_verdict`` of
         the recommended width, ``tests`` (number of comparisons corrected together),
         ``confidence``, ``tolerance``, ``tolerated`` (the same as a score), ``quality_floor``,
-        ``tasks``, ``method``, ``split`` and ``widths``, one dict per width. Scores are between 0
-        and 1, sizes in bytes; what is unknown is None.
+        ``tasks``, ``method``, ``split``, ``widths``, one dict per width, ``storages``, one dict per
+        precision and width, ``cheapest``, one of them, and ``cheaper`` (sentence about it, or None
+        where float32 alone was scored). Scores are between 0 and 1, sizes in bytes; what is unknown
+        is None.
 
     Raises:
         DataError: If the mean rows of the shipped model are missing.
@@ -76,6 +86,11 @@ def recommend_width(
     chosen = _smallest_from_which_all_pass(rows)
     for row in rows:
         row["recommended"] = row is chosen
+    storages = _storages(scores, model, rows, tolerated, quality_floor)
+    cheapest = min(
+        (row for row in storages if row["passed"]),
+        key=lambda row: (row["bytes_per_vector"], -(row["score"] or 0.0)),
+    )
     answer = {
         "recommended_width": chosen["width"],
         "full_width": rows[-1]["width"],
@@ -92,10 +107,13 @@ def recommend_width(
         "verdict": chosen["verdict"],
         "rival_verdict": chosen["rival_verdict"],
         "widths": rows,
+        "storages": storages,
+        "cheapest": cheapest,
     }
     return answer | {
         "sentence": sentence(answer),
         "rival": _rival_sentence(rows, chosen),
+        "cheaper": _cheaper_sentence(storages, cheapest, chosen),
         "smaller": None
         if quality_floor is not None
         else _smaller_sentence(rows, chosen, tolerated),
@@ -110,38 +128,25 @@ def recommended_row(answer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asides(answer: Mapping[str, Any]) -> list[str]:
-    """List what has to be said right after the answer: rival, general text, smaller width."""
+    """List what has to be said right after the answer: rival, general text, cheaper, smaller."""
     general = answer["retention"]
     lost = general["sentence"] if general and general["lost"] else None
-    return [told for told in (answer["rival"], lost, answer["smaller"]) if told]
+    told = (answer["rival"], lost, answer["cheaper"], answer["smaller"])
+    return [sentence for sentence in told if sentence]
 
 
 def _width_row(
     main: pd.DataFrame, own: pd.DataFrame, width: int, trained: Set[int]
 ) -> dict[str, Any]:
     """Collect what the table says about one width."""
-    model = str(own["model"].iloc[0])
-    score, low, high = _triple(own, width)
-    full = frames.number(own["value"].iloc[-1])
     reference = frames.curve(main, frames.REFERENCE)
     rotated = frames.curve(main, frames.REFERENCE, frames.RIVAL_TRANSFORM)
     difference = frames.claim(frames.curve(main, frames.DIFFERENCE), width)
     rival = frames.claim(frames.curve(main, frames.RIVAL), width)
-    cut = _triple(frames.curve(main, frames.contrast(model, frames.FULL_WIDTH)), width)
-    bytes_per_vector = BYTES_PER_NUMBER * width
+    full = frames.number(own["value"].iloc[-1])
     return {
-        "width": width,
+        **_storage_row(main, own, width, frames.FLOAT32, full),
         "trained": width in trained,
-        "bytes_per_vector": bytes_per_vector,
-        "bytes_per_million": bytes_per_vector * VECTORS,
-        "score": score,
-        "low": low,
-        "high": high,
-        "loss": _minus(full, score),
-        # The loss is the negative of "this width minus full width", so its bounds change places.
-        "loss_low": _negative(cut[2]),
-        "loss_high": _negative(cut[1]),
-        "kept": score / full if score is not None and full is not None and full > 0 else None,
         "reference": _triple(reference, width)[0],
         "difference": difference["value"],
         "difference_low": difference["low"],
@@ -155,6 +160,61 @@ def _width_row(
         "rival_p": rival["p"],
         "rival_verdict": rival["verdict"],
     }
+
+
+def _storage_row(
+    main: pd.DataFrame, own: pd.DataFrame, width: int, precision: str, full: float | None
+) -> dict[str, Any]:
+    """Collect what is known about vectors of one width and precision."""
+    model = str(own["model"].iloc[0])
+    score, low, high = _triple(own, width)
+    cut = _triple(frames.curve(main, frames.contrast(model, frames.FULL_WIDTH)), width)
+    size = bytes_per_vector(width, precision)
+    return {
+        "width": width,
+        "precision": precision,
+        "bytes_per_vector": size,
+        "bytes_per_million": size * VECTORS,
+        "score": score,
+        "low": low,
+        "high": high,
+        "loss": _minus(full, score),
+        # The loss is the negative of "these minus full width", so its bounds change places.
+        "loss_low": _negative(cut[2]),
+        "loss_high": _negative(cut[1]),
+        "kept": score / full if score is not None and full is not None and full > 0 else None,
+    }
+
+
+def _storages(
+    scores: pd.DataFrame,
+    model: str,
+    widths: list[dict[str, Any]],
+    tolerated: float | None,
+    floor: float | None,
+) -> list[dict[str, Any]]:
+    """Judge every precision and width; ``passed`` says that it and all wider ones are accepted."""
+    full = widths[-1]
+    found = []
+    for precision in frames.precisions(scores):
+        if precision == frames.FLOAT32:
+            rows = [{**row, "precision": precision} for row in widths]
+        else:
+            main = frames.main_scores(scores, precision)
+            own = frames.curve(main, model)
+            if own.empty:
+                continue
+            rows = [
+                _storage_row(main, own, int(width), precision, full["score"]) for width in own.index
+            ]
+            for row in rows:
+                _judge(row, full, tolerated, floor)
+        passed = True
+        for row in reversed(rows):
+            passed = passed and row["accepted"]
+            row["passed"] = passed
+        found += [{name: row[name] for name in _STORAGE} for row in rows]
+    return found
 
 
 def _judge(
@@ -300,6 +360,25 @@ def _smaller_sentence(
         f"Width {row['width']} may do as well: a loss of {wording.points(row['loss'])} points is "
         f"tolerable, but its interval {_bounds(row, 'loss')} leaves it open. More test rows would "
         "settle it."
+    )
+
+
+def _cheaper_sentence(
+    storages: Sequence[Mapping[str, Any]], cheapest: Mapping[str, Any], chosen: Mapping[str, Any]
+) -> str | None:
+    """Name the cheapest storage that the rule allows, if there was anything but float32."""
+    others = [row["precision"] for row in storages if row["precision"] != frames.FLOAT32]
+    if not others:
+        return None
+    if cheapest["precision"] == frames.FLOAT32:
+        tried = " or ".join(dict.fromkeys(others))
+        return f"Nothing cheaper passed the rule in {tried}."
+    loss = f"{wording.points(cheapest['loss'])} points {_bounds(cheapest, 'loss')}".strip()
+    size, instead = (wording.storage(row["bytes_per_million"]) for row in (cheapest, chosen))
+    return (
+        f"Cheapest by the same rule: width {cheapest['width']} in {cheapest['precision']}, {size} "
+        f"per million vectors instead of {instead}, keeping {wording.percent(cheapest['kept'])} of "
+        f"the full-width score (loss {loss})."
     )
 
 

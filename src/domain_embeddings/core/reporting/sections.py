@@ -181,6 +181,90 @@ def _by_intervals(rival: Mapping[Any, Any], own: Mapping[Any, Any]) -> str:
     return "not paired: intervals overlap"
 
 
+def costs(table: pd.DataFrame, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Lay out what storing and searching vectors costs, exact searches.
+
+    Args:
+        table: The tidy frame ``vector_costs``.
+        answer: The result of ``recommend_width``; its two choices are marked.
+
+    Returns:
+        One dict per precision and width, by rising size: the cells as text, ``tags``, ``passed``
+        (whether the rule allows it).
+    """
+    passed = {(row["width"], row["precision"]): bool(row["passed"]) for row in answer["storages"]}
+    tags: dict[tuple[int, str], list[str]] = {}
+    for label, rows in frames.marked(table, answer):
+        for row in frames.records(rows):
+            tags.setdefault((int(row["width"]), str(row["precision"])), []).append(label)
+    found = []
+    for row in frames.records(frames.exact(table).sort_values(["bytes_per_vector", "quality"])):
+        key = (int(row["width"]), str(row["precision"]))
+        whole = not row["loss"] and key[1] == frames.FLOAT32
+        found.append(
+            {
+                **_speed_cells(row),
+                "quality": wording.points(row["quality"]),
+                "quality_interval": wording.interval(row["quality_low"], row["quality_high"]),
+                "loss": "full width" if whole else wording.points(row["loss"]),
+                "loss_interval": "" if whole else _interval(row, "loss"),
+                "tags": tags.get(key, []),
+                "passed": passed.get(key, False),
+            }
+        )
+    return found
+
+
+def shortlists(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Lay out what a shortlist of small vectors with rescoring costs and finds.
+
+    Args:
+        table: The tidy frame ``vector_costs``.
+
+    Returns:
+        One dict per precision and width, by rising size: the cells as text; empty if none was
+        measured.
+    """
+    rows = table[table["search"] == "shortlist"].sort_values(["bytes_per_vector", "retrieval"])
+    return [
+        {
+            **_speed_cells(row),
+            "candidates": int(row["candidates"]),
+            "rescoring_bytes": int(row["rescoring_bytes"]),
+            "exact": wording.points(row["retrieval"] + row["retrieval_loss"]),
+            "retrieval": wording.points(row["retrieval"]),
+            "retrieval_interval": _interval(row, "retrieval"),
+            "loss": wording.points(row["retrieval_loss"]),
+            "loss_interval": _interval(row, "retrieval_loss"),
+        }
+        for row in frames.records(rows)
+    ]
+
+
+def _speed_cells(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Write size, speed and recall of a row of ``vector_costs``."""
+    low, high = row["queries_per_s_low"], row["queries_per_s_high"]
+    return {
+        "width": str(int(row["width"])),
+        "precision": str(row["precision"]),
+        "bytes": f"{int(row['bytes_per_vector']):,}",
+        "speed": _rate(row["queries_per_s"]),
+        "speed_range": f"[{_rate(low)}, {_rate(high)}]",
+        "recall": wording.percent(row["recall"]),
+        "recall_interval": _interval(row, "recall"),
+    }
+
+
+def _interval(row: Mapping[str, Any], name: str) -> str:
+    """Write the interval of a column of ``vector_costs``."""
+    return wording.interval(row[f"{name}_low"], row[f"{name}_high"])
+
+
+def _rate(value: float) -> str:
+    """Write queries per second with the two digits that a timing is worth."""
+    return f"{float(f'{value:.2g}'):,.0f}"
+
+
 def all_scores(main: pd.DataFrame) -> Table:
     """List every main score: one row per task, model and transform, one column per width."""
     widths = frames.evaluated_widths(main)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import matplotlib as mpl
@@ -146,6 +146,81 @@ def _width_axis(axes: Axes, widths: list[int], size: float) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(widths, [str(width) for width in widths], fontsize=size)
     axes.xaxis.set_minor_locator(NullLocator())
+
+
+def quality_by_bytes(costs: pd.DataFrame, answer: Mapping[str, Any]) -> Figure | None:
+    """Draw quality over bytes per vector with the frontier; None if there is no quality.
+
+    Args:
+        costs: The tidy frame ``vector_costs``.
+        answer: The result of ``recommend_width``, whose two choices are marked.
+    """
+    rows = frames.exact(costs)
+    if rows.empty:
+        return None
+    figure = _figure(4.4)
+    axes = figure.add_subplot()
+    _style(axes)
+    axes.set_xscale("log", base=2)
+    edge = frames.frontier(costs)
+    axes.plot(
+        edge["bytes_per_vector"],
+        100 * edge["quality"],
+        color=palette.MUTED,
+        linewidth=1.4,
+        zorder=1,
+        label="nothing smaller is better",
+    )
+    for precision, group in rows.groupby("precision", sort=False):
+        _storage_points(axes, str(precision), group.sort_values("width"))
+    for label, chosen in frames.marked(costs, answer):
+        recommended = label.startswith("recommended")
+        axes.plot(
+            chosen["bytes_per_vector"],
+            100 * chosen["quality"],
+            linestyle="",
+            marker="o" if recommended else "s",
+            markersize=15 if recommended else 18,
+            fillstyle="none",
+            markeredgewidth=2,
+            color=palette.MODEL_COLOURS["reference"],
+            label=label,
+        )
+    floor = frames.lowest_allowed(answer)
+    if floor is not None:
+        axes.axhline(
+            100 * floor,
+            color=palette.MUTED,
+            linewidth=1.2,
+            linestyle=":",
+            label="least that the rule allows",
+        )
+    ticks = frames.byte_ticks(costs)
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("bytes per vector (logarithmic)")
+    axes.set_ylabel("mean score (points of 100)")
+    axes.legend(frameon=False, labelcolor=palette.INK, loc="lower right", markerscale=0.7)
+    return figure
+
+
+def _storage_points(axes: Axes, precision: str, rows: pd.DataFrame) -> None:
+    """Draw the widths of one precision with their intervals."""
+    colour, _, marker = palette.PRECISIONS[precision]
+    size, quality = rows["bytes_per_vector"], 100 * rows["quality"]
+    axes.vlines(size, 100 * rows["quality_low"], 100 * rows["quality_high"], color=colour)
+    axes.plot(
+        size, quality, linestyle="", marker=marker, markersize=6, color=colour, label=precision
+    )
+    for width, x, y in zip(rows["width"], size, quality, strict=True):
+        axes.annotate(
+            str(width),
+            (x, y),
+            xytext=(7, -15),
+            textcoords="offset points",
+            fontsize=8,
+            color=palette.INK,
+        )
 
 
 def differences(scores: pd.DataFrame, width: int) -> Figure:

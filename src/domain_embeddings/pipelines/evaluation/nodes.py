@@ -159,6 +159,55 @@ def score(
     )
 
 
+def measure_costs(
+    adapted_embeddings: Bundle,
+    quantisation_ranges: Bundle,
+    score_replicates: Bundle,
+    evaluation_tasks: pd.DataFrame,
+    task_specs: Specs,
+    evaluation: EvaluationParameters,
+    widths: list[int],
+    seed: int,
+) -> pd.DataFrame:
+    """Measure what the adapted model's vectors cost to store and search, and what they are worth.
+
+    Args:
+        adapted_embeddings: Embedding bank of the adapted model.
+        quantisation_ranges: Its int8 ranges.
+        score_replicates: Its scores with their bootstrap replicates.
+        evaluation_tasks: Records of the tasks.
+        task_specs: Task specifications.
+        evaluation: Parameters of the stage.
+        widths: Prefix widths; the model's full width joins.
+        seed: Seed of probes, queries and bootstrap.
+
+    Returns:
+        One row per width, precision and search (``core.evaluation.costs.vector_costs``).
+    """
+    from domain_embeddings.core.encoders.bank import EmbeddingBank
+    from domain_embeddings.core.evaluation.costs import CostSettings, Subject, vector_costs
+
+    bank = EmbeddingBank(adapted_embeddings)
+    shortlist = evaluation.shortlist
+    return vector_costs(
+        Subject("adapted", bank, quantisation_ranges, task_specs),
+        _tasks(evaluation_tasks, task_specs, evaluation, seed),
+        score_replicates,
+        CostSettings(
+            widths=nested_widths(widths, bank.width),
+            precisions=evaluation.precisions,
+            candidates=shortlist.candidates if shortlist else None,
+            shortlist_widths=shortlist.widths if shortlist else None,
+            vectors=evaluation.costs.vectors,
+            queries=evaluation.costs.queries,
+            repeats=evaluation.costs.repeats,
+            replicates=evaluation.bootstrap,
+            confidence=evaluation.confidence,
+            seed=seed,
+        ),
+    )
+
+
 def measure_geometry(
     reference_embeddings: Bundle,
     adapted_embeddings: Bundle,

@@ -8,6 +8,7 @@ from domain_embeddings.pipelines.evaluation.nodes import (
     embed_adapted,
     embed_reference,
     fit_quantisation,
+    measure_costs,
     measure_geometry,
     score,
     score_mteb,
@@ -51,6 +52,19 @@ def create_pipeline() -> Pipeline:
                 ],
                 ["truncation_scores", "score_replicates"],
                 name="score",
+            ),
+            node(
+                measure_costs,
+                [
+                    "adapted_embeddings",
+                    "quantisation_ranges",
+                    "score_replicates",
+                    "evaluation_tasks",
+                    "task_specs",
+                    *settings,
+                ],
+                "vector_costs",
+                name="measure_costs",
             ),
             node(
                 measure_geometry,

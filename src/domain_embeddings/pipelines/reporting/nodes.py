@@ -65,6 +65,13 @@ def draw_quality(truncation_scores: pd.DataFrame) -> Any:
     return quality_png(truncation_scores)
 
 
+def plot_costs(vector_costs: pd.DataFrame, width_recommendation: dict[str, Any]) -> Any:
+    """Return the figure of quality by size."""
+    from domain_embeddings.core.reporting.plots import quality_by_bytes
+
+    return quality_by_bytes(vector_costs, width_recommendation)
+
+
 def plot_spectrum(relation_eigenspace: Bundle, shrinkage: Bundle) -> Any:
     """Return the figure of the eigenvalues of the relation vectors."""
     from domain_embeddings.core.reporting.plots import eigen_spectrum
@@ -96,6 +103,7 @@ def plot_losses(training_history: pd.DataFrame) -> Any:
 def write_report(
     width_recommendation: dict[str, Any],
     truncation_scores: pd.DataFrame,
+    vector_costs: pd.DataFrame,
     geometry_scores: pd.DataFrame,
     mteb_scores: pd.DataFrame,
     training_history: pd.DataFrame,
@@ -121,6 +129,7 @@ def write_report(
         ReportInputs(
             width_recommendation=width_recommendation,
             truncation_scores=truncation_scores,
+            vector_costs=vector_costs,
             geometry_scores=geometry_scores,
             mteb_scores=mteb_scores,
             training_history=training_history,

@@ -30,6 +30,12 @@ def create_pipeline() -> Pipeline:
                 name="draw_quality",
             ),
             node(
+                nodes.plot_costs,
+                ["vector_costs", "width_recommendation"],
+                "quality_by_bytes",
+                name="plot_costs",
+            ),
+            node(
                 nodes.plot_spectrum,
                 ["relation_eigenspace", "shrinkage"],
                 "eigen_spectrum",
@@ -53,6 +59,7 @@ def create_pipeline() -> Pipeline:
                 [
                     "width_recommendation",
                     "truncation_scores",
+                    "vector_costs",
                     "geometry_scores",
                     "mteb_scores",
                     "training_history",
