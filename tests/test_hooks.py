@@ -44,11 +44,11 @@ def test_models_and_their_difference_are_tracked_by_task_and_the_rest_by_its_mea
     names = {name for name, _ in keys}
     assert names == {
         *(f"{section}/{task}" for section in hooks.SERIES.values() for task in ("tickets", "mean")),
-        "other_by_width/adapted.pca",
-        "other_by_width/reference.pca",
-        "other_by_width/adapted_minus_reference.pca",
-        "other_by_width/adapted_minus_reference_pca",
-        "other_by_width/adapted_minus_reference_pca.pca",
+        "score_other_by_width/adapted.pca",
+        "score_other_by_width/reference.pca",
+        "score_other_by_width/adapted_minus_reference.pca",
+        "score_other_by_width/adapted_minus_reference_pca",
+        "score_other_by_width/adapted_minus_reference_pca.pca",
         "score_dim_16",
         "score_dim_32",
     }
@@ -60,7 +60,7 @@ def test_models_and_their_difference_are_tracked_by_task_and_the_rest_by_its_mea
 def test_of_quantised_scores_the_mean_is_tracked_under_the_name_of_the_precision():
     table = scores()[lambda rows: (rows["model"] == "adapted") & (rows["transform"] == "none")]
     names = {name for name, _, _ in hooks.score_metrics(table.assign(precision="int8"))}
-    assert names == {"other_by_width/adapted.int8"}
+    assert names == {"score_other_by_width/adapted.int8"}
 
 
 def test_only_the_mean_of_the_adapted_model_gets_a_metric_per_width():
@@ -90,7 +90,7 @@ def test_geometry_is_tracked_over_all_sources():
             "value": [0.1, 0.2],
         }
     )
-    assert list(hooks.geometry_metrics(frame)) == [("geometry_by_width/cv", 0.1, 16)]
+    assert list(hooks.geometry_metrics(frame)) == [("vectors_by_width/cv", 0.1, 16)]
 
 
 def test_costs_are_tracked_by_precision_and_search_over_widths():
@@ -99,12 +99,12 @@ def test_costs_are_tracked_by_precision_and_search_over_widths():
     frame = pd.DataFrame([{**row, "precision": p, "search": s} for p, s in kinds])
     metrics = list(hooks.cost_metrics(frame))
     assert metrics[:3] == [
-        ("costs_by_width/float32.bytes", 2, 16),
-        ("costs_by_width/float32.queries_per_s", 900.0, 16),
-        ("costs_by_width/float32.recall_at_10", 0.5, 16),
+        ("serving_by_width/float32.bytes", 2, 16),
+        ("serving_by_width/float32.queries_per_s", 900.0, 16),
+        ("serving_by_width/float32.recall_at_10", 0.5, 16),
     ]
     names = {name for name, _, _ in metrics}
-    assert "costs_by_width/binary.shortlist.recall_at_10" in names
+    assert "serving_by_width/binary.shortlist.recall_at_10" in names
     assert len(names) == len(metrics) == 9
     assert all(VALID_NAME.match(name) for name in names)
 
@@ -204,8 +204,8 @@ def test_scores_of_own_tasks_of_mteb_are_a_series_over_widths():
         {"model": "adapted", "task": ["STS12", "mean"], "width": [16, 16], "value": [0.5, 0.25]}
     )
     assert list(hooks.mteb_metrics(frame)) == [
-        ("mteb_quality_by_width/STS12", 0.5, 16),
-        ("mteb_quality_by_width/mean", 0.25, 16),
+        ("score_mteb_by_width/STS12", 0.5, 16),
+        ("score_mteb_by_width/mean", 0.25, 16),
     ]
     assert all(VALID_NAME.match(name) for name, _, _ in hooks.mteb_metrics(frame))
 

@@ -440,12 +440,15 @@ Metric = tuple[str, float, int]
 PLAIN = ("none", "float32")
 
 
-# What is tracked for every task; the names before the slash are sections of the UI.
+# What is tracked for every task; the names before the slash are sections of the UI, which sorts
+# them: what sorts before `score_dim_16` pushes it out of sight on the page that compares runs.
 SERIES = {
-    "adapted": "quality_by_width",
+    "adapted": "score_by_width",
     "reference": "untouched_by_width",
-    "adapted_minus_reference": "gain_by_width",
+    "adapted_minus_reference": "score_gain_by_width",
 }
+MTEB_SERIES = {"adapted": "score_mteb_by_width", "reference": "untouched_mteb_by_width"}
+GEOMETRY_SERIES = {"adapted": "vectors_by_width", "reference": "vectors_untouched_by_width"}
 
 
 def score_metrics(scores: pd.DataFrame) -> Iterator[Metric]:
@@ -456,8 +459,8 @@ def score_metrics(scores: pd.DataFrame) -> Iterator[Metric]:
 
     Yields:
         Name, value and step. The series lets the MLflow UI overlay quality by width of many runs:
-        ``quality_by_width/<task or mean>`` of the adapted model, ``untouched_by_width/...``,
-        ``gain_by_width/...`` of their difference. Of everything else, such as vectors after a
+        ``score_by_width/<task or mean>`` of the adapted model, ``untouched_by_width/...``,
+        ``score_gain_by_width/...`` of their difference. Of everything else, such as vectors after a
         transform or in another precision, the mean is enough: every series is one more chart.
     """
     for row in scores[scores["main"]].itertuples():
@@ -467,7 +470,7 @@ def score_metrics(scores: pd.DataFrame) -> Iterator[Metric]:
             yield f"{section}/{row.task}", row.value, row.width
         elif row.task == "mean":
             # A dot, because `..._pca` is the name of a comparison under no transform.
-            yield f"other_by_width/{'.'.join([row.model, *kind])}", row.value, row.width
+            yield f"score_other_by_width/{'.'.join([row.model, *kind])}", row.value, row.width
         if row.task == "mean" and row.model == "adapted" and not kind:
             yield f"score_dim_{row.width}", row.value, 0
 
@@ -475,7 +478,7 @@ def score_metrics(scores: pd.DataFrame) -> Iterator[Metric]:
 def mteb_metrics(scores: pd.DataFrame) -> Iterator[Metric]:
     """Yield the scores of mteb's own tasks, with the width as step."""
     for row in scores.itertuples():
-        yield f"mteb_{SERIES.get(row.model, row.model)}/{row.task}", row.value, row.width
+        yield f"{MTEB_SERIES.get(row.model, row.model)}/{row.task}", row.value, row.width
 
 
 def history_metrics(history: pd.DataFrame) -> Iterator[Metric]:
@@ -486,9 +489,8 @@ def history_metrics(history: pd.DataFrame) -> Iterator[Metric]:
 
 def geometry_metrics(geometry: pd.DataFrame) -> Iterator[Metric]:
     """Yield geometry measures over all sources, with the width as step."""
-    sections = {"adapted": "geometry_by_width", "reference": "untouched_geometry_by_width"}
     for row in geometry[geometry["source"] == "all"].itertuples():
-        yield f"{sections.get(row.model, row.model)}/{row.measure}", row.value, row.width
+        yield f"{GEOMETRY_SERIES.get(row.model, row.model)}/{row.measure}", row.value, row.width
 
 
 def cost_metrics(costs: pd.DataFrame) -> Iterator[Metric]:
@@ -501,7 +503,7 @@ def cost_metrics(costs: pd.DataFrame) -> Iterator[Metric]:
     for row in costs.to_dict("records"):
         kind = row["precision"] if row["search"] == "exact" else f"{row['precision']}.shortlist"
         for column, name in names.items():
-            yield f"costs_by_width/{kind}.{name}", row[column], row["width"]
+            yield f"serving_by_width/{kind}.{name}", row[column], row["width"]
 
 
 def report_metrics(report: Mapping[str, Any]) -> Iterator[Metric]:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
+from browser import CHROMIUM, FLAGS
 from click.testing import Result
 from kedro_project import DATA, PLACES, Project, make_project
 
@@ -222,3 +230,74 @@ def test_a_failing_process_is_reported_with_its_own_words(compared):
     assert "Missing: hot, seed 0." in page
     failed = [run for run in project.mlflow_runs() if run.info.run_name == "hot, seed 0"]
     assert [run.info.status for run in failed] == ["FAILED"]
+
+
+# -------------------------------------------------------------------------- MLflow in a browser
+
+
+@pytest.fixture(scope="module")
+def ui(compared) -> Iterator[str]:
+    """Serve the MLflow UI on this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = compared.project.start(
+        sys.executable, "-m", "mlflow", "ui", "--workers=1", "--host=127.0.0.1", f"--port={port}",
+        f"--backend-store-uri=sqlite:///{compared.project.folder / DATA / 'mlflow.db'}",
+    )  # fmt: skip
+    address = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 180
+        while not answers(f"{address}/health"):
+            assert server.poll() is None and time.monotonic() < deadline
+            time.sleep(0.2)
+        yield address
+    finally:
+        server.terminate()
+        server.communicate()
+
+
+def answers(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(address, timeout=10) as answer:  # noqa: S310
+            return answer.status == 200
+    except OSError:
+        return False
+
+
+def text_of(address: str, folder: Path) -> str:
+    """Load a page and return what it shows, one line per element."""
+    command = [
+        str(CHROMIUM),
+        *FLAGS,
+        f"--user-data-dir={folder}",
+        "--window-size=1600,1500",
+        "--virtual-time-budget=60000",
+        "--dump-dom",
+        address,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
+    dom = re.sub(r"<(script|style).*?</\1>", "", done.stdout, flags=re.DOTALL)
+    return "\n".join(html.unescape(re.sub(r"<[^>]+>", "\n", dom)).split("\n"))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on PATH")
+def test_the_ui_of_mlflow_compares_the_runs_that_the_report_links_to(compared, ui, tmp_path):
+    links = re.findall(
+        r'href="(http://127.0.0.1:5000/#/(?:compare-runs|metric)[^"]*)"', compared.page
+    )
+    side_by_side, overlaid = (
+        text_of(html.unescape(link).replace("http://127.0.0.1:5000", ui), tmp_path / str(k))
+        for k, link in enumerate(links)
+    )
+    lines = set(side_by_side.split("\n"))
+    assert "Comparing 4 Runs from 1 Experiment" in lines
+    for run in compared.project.mlflow_runs():
+        if "score_dim_8" in run.data.metrics:
+            assert run.info.run_name in lines
+            assert f"{run.data.metrics['score_dim_8']:.3f}".rstrip("0") in lines
+    assert {"training.method", "training.rotation.when", "seed", "mrl", "mic"} <= lines
+    assert {"score_dim_4", "score_dim_8", "score_dim_16", "score_by_width/mean"} <= lines
+    for method in METHODS:
+        for seed in SEEDS:
+            assert f"{method}, seed {seed} (score_by_width/mean)" in overlaid

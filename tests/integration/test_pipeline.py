@@ -280,7 +280,7 @@ def test_scores_are_tracked_by_name_and_as_a_series_over_widths(finished):
     scores = scores[scores["precision"] == "float32"]
     rows = scores[scores["main"] & (scores["transform"] == "none") & (scores["task"] == "mean")]
     expected = rows[rows["model"] == "adapted"].set_index("width")["value"].to_dict()
-    series = client.get_metric_history(run.info.run_id, "quality_by_width/mean")
+    series = client.get_metric_history(run.info.run_id, "score_by_width/mean")
     assert {point.step: point.value for point in series} == pytest.approx(expected)
     named = {width: run.data.metrics[f"score_dim_{width}"] for width in WIDTHS}
     assert named == pytest.approx(expected)

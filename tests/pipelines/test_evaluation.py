@@ -167,13 +167,13 @@ def test_every_score_has_a_tracked_series_of_its_own(scored):
     assert len(tracked) == len(set(tracked)) == shown.sum() + 3
     assert all(re.fullmatch(r"[\w./ -]+", name) for name, _ in tracked)
     for name in (
-        "quality_by_width/sts",
-        "gain_by_width/mean",
-        "other_by_width/adapted_minus_full_width",
-        "other_by_width/adapted_minus_reference.pca",
-        "other_by_width/adapted_minus_reference_pca",
-        "other_by_width/adapted_minus_float32.int8",
-        "other_by_width/adapted.binary",
+        "score_by_width/sts",
+        "score_gain_by_width/mean",
+        "score_other_by_width/adapted_minus_full_width",
+        "score_other_by_width/adapted_minus_reference.pca",
+        "score_other_by_width/adapted_minus_reference_pca",
+        "score_other_by_width/adapted_minus_float32.int8",
+        "score_other_by_width/adapted.binary",
     ):
         assert (name, 4) in tracked
 

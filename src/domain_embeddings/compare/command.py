@@ -101,7 +101,7 @@ class Target:
         """Folder of the report."""
         return self.project.data / REPORTS / self.name
 
-    def write(self, comparison: Comparison) -> list[Path]:
+    def write(self, comparison: Comparison, server: Server | None) -> list[Path]:
         """Write report and tables, and say what came out."""
         from domain_embeddings.core.reporting.comparison import chosen_width
         from domain_embeddings.core.reporting.comparison_page import answer, render_comparison
@@ -112,7 +112,10 @@ class Target:
             self.folder / file
             for file in ("comparison.html", "scores.parquet", "differences.parquet", "runs.json")
         )
-        page.write_text(render_comparison(comparison, self.name, at), encoding="utf-8")
+        ids = [run.run_id for run in comparison.runs]
+        overlays = server.overlays(ids) if server else []
+        text = render_comparison(comparison, self.name, at, overlays)
+        page.write_text(text, encoding="utf-8")
         comparison.score_table().to_parquet(scores)
         comparison.difference_table().to_parquet(differences)
         listed = [
@@ -147,7 +150,7 @@ def _compare_cells(project: Project, request: Request, say: Callable[[str], None
         ).run(cells)
         execute.require_some(outcome)
         tracker.gather(outcome)
-        tracker.log(target.write(_comparison(project, outcome, tracker)))
+        tracker.log(target.write(_comparison(project, outcome, tracker), tracker.server))
         closing.failed = bool(outcome.failed)
     for failed, reason in outcome.failed:
         say(f"FAILED  {failed}: {reason}")
@@ -186,7 +189,7 @@ def _compare_tracked(project: Project, request: Request, say: Callable[[str], No
         runs, notes = from_mlflow(server, ids, request.query or "", Path(folder))
     say(f"{len(runs)} runs: {', '.join(f'{run.variant} (seed {run.seed})' for run in runs)}")
     comparison = compare_runs(runs, project.parameters.evaluation.confidence, notes)
-    Target(project, _name(request, "runs"), request.width, say).write(comparison)
+    Target(project, _name(request, "runs"), request.width, say).write(comparison, server)
     return 0
 
 
@@ -283,6 +286,7 @@ class Tracker:
             status = "FAILED" if closing.failed else "FINISHED"
         except KeyboardInterrupt:
             status = "KILLED"
+            logger.warning("Stopped. The same command goes on from what is done.")
             raise
         finally:
             self._try("set_terminated", self.parent, status)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pandas as pd
 
@@ -96,6 +97,26 @@ class Server:
         host = self.uri.rstrip("/") if self.uri.startswith("http") else UI
         place = f"{host}/#/experiments/{experiment or self.experiment}"
         return f"{place}/runs/{run_id}" if run_id else ""
+
+    def overlays(self, ids: Sequence[str]) -> list[tuple[str, str]]:
+        """Return titles and addresses of the UI's own pages about several runs."""
+        tracked = [run_id for run_id in ids if run_id]
+        if not tracked:
+            return []
+        host, place = self.link("-").split("/#/")[0], _in_url([self.experiment])
+        common = f"runs={_in_url(tracked)}&experiments={place}"
+        series = "score_by_width/mean"
+        shown = f"plot_metric_keys={_in_url([series])}&x_axis=step&show_point=true"
+        curves = f"metric={_in_url(series)}&{shown}"
+        return [
+            ("parameters and scores side by side", f"{host}/#/compare-runs?{common}"),
+            ("quality by width, overlaid", f"{host}/#/metric?{common}&{curves}"),
+        ]
+
+
+def _in_url(value: Any) -> str:
+    """Write a value as the UI's addresses hold it."""
+    return quote(json.dumps(value, separators=(",", ":")), safe="")
 
 
 def from_mlflow(

@@ -35,13 +35,16 @@ _SPEED = {
 _OWN = ("seed", "training.seed")
 
 
-def render_comparison(comparison: Comparison, title: str, width: int) -> str:
+def render_comparison(
+    comparison: Comparison, title: str, width: int, overlays: Sequence[tuple[str, str]] = ()
+) -> str:
     """Write the comparison report.
 
     Args:
         comparison: Runs that are comparable.
         title: Name of the comparison.
         width: Width at which entries are compared in pairs.
+        overlays: Title and address of pages elsewhere about the same runs.
 
     Returns:
         One self-contained HTML document.
@@ -72,6 +75,7 @@ def render_comparison(comparison: Comparison, title: str, width: int) -> str:
         speed=speed_table(comparison),
         parameters=parameter_table(comparison),
         runs=_run_rows(comparison),
+        overlays=overlays,
         notes=comparison.notes,
         failures=comparison.failures,
         figures=_figures(comparison),
