@@ -33,7 +33,8 @@ def made():
         for task in ("similar", "alike")
         for width in (8, 32)
     ]
-    return list(local_results(pd.DataFrame(rows), {"reference": HEADER, "adapted": HEADER}))
+    headers = {"reference": HEADER, "adapted": HEADER}
+    return list(local_results(pd.DataFrame(rows), headers, {"similar": "a", "alike": "b"}))
 
 
 @pytest.fixture

@@ -238,8 +238,8 @@ def test_own_tasks_of_mteb_are_scored_and_all_results_come_in_its_format(
     own = MtebParameters(tasks=["STS12"], folder=str(make_mteb_folder(tmp_path / "hub")))
     parameters = PARAMETERS.model_copy(update={"mteb": own, "transforms": ["none"]})
     report = {"method": "mic"}
-    local, _ = score(*banks, ranges(banks), *INPUTS, parameters, report, [4], 3)
-    table, results = score_mteb(*models, local, parameters, report, [4])
+    local, replicates = score(*banks, ranges(banks), *INPUTS, parameters, report, [4], 3)
+    table, results = score_mteb(*models, local, replicates, parameters, report, [4])
     rows = table[table["task"] == "STS12"].set_index(["model", "width"])
     assert set(rows.index) == {(m, w) for m in ("reference", "adapted") for w in (4, WIDTH)}
     assert rows.loc[("adapted", 4), "method"] == "mic"
@@ -248,12 +248,15 @@ def test_own_tasks_of_mteb_are_scored_and_all_results_come_in_its_format(
     assert names == {**dict.fromkeys(EVALUATED, 12), "STS12": 4}
     revisions = {bank.header["weight_hash"] for bank in banks}
     assert {item.model.revision for item in results} == revisions
+    rows = replicates.header["test_rows"]
+    digests = {item.result.task_name: item.result.dataset_revision for item in results}
+    assert digests == {**{task: rows[task] for task in EVALUATED}, "STS12": "local"}
 
 
 def test_without_own_tasks_of_mteb_there_is_an_empty_table_with_columns(models, banks):
     report = {"method": "mic"}
-    local, _ = score(*banks, ranges(banks), *INPUTS, PARAMETERS, report, [4], 3)
-    table, results = score_mteb(*models, local, PARAMETERS, report, [4])
+    local, replicates = score(*banks, ranges(banks), *INPUTS, PARAMETERS, report, [4], 3)
+    table, results = score_mteb(*models, local, replicates, PARAMETERS, report, [4])
     assert table.empty
     assert {"model", "task", "width", "value", "revision"} <= set(table.columns)
     assert results

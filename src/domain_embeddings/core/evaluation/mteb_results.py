@@ -75,7 +75,9 @@ def model_meta(
 
 
 def local_results(
-    scores: pd.DataFrame, headers: Mapping[str, Mapping[str, Any]]
+    scores: pd.DataFrame,
+    headers: Mapping[str, Mapping[str, Any]],
+    revisions: Mapping[str, str],
 ) -> Iterator[MtebResult]:
     """Turn scores of local tasks into results of mteb.
 
@@ -83,14 +85,13 @@ def local_results(
         scores: ``truncation_scores``; the rows of models are taken, those of comparisons and of the
             mean over tasks are not.
         headers: Descriptions of the models by name.
+        revisions: Digest of the test rows by task, in the place of a commit.
 
     Yields:
         One result per model, transform, precision, width and task.
     """
     types = scores["type"].isin(list(TASK_CLASSES))
     rows = scores[scores["model"].isin(list(headers)) & types & (scores["task"] != MEAN_TASK)]
-    if "precision" not in rows:
-        rows = rows.assign(precision=FLOAT)
     keys = ["model", "transform", "precision", "width", "task", "type", "split", "mteb_version"]
     for cell, own in rows.groupby(keys, sort=False):
         about: dict[str, Any] = dict(zip(keys, cast("Any", cell), strict=True))
@@ -101,10 +102,10 @@ def local_results(
             transform=about["transform"],
             precision=about["precision"],
         )
-        yield MtebResult(meta, _result(about, own))
+        yield MtebResult(meta, _result(about, own, revisions[about["task"]]))
 
 
-def _result(about: Mapping[str, Any], rows: pd.DataFrame) -> TaskResult:
+def _result(about: Mapping[str, Any], rows: pd.DataFrame, revision: str) -> TaskResult:
     """Write the metrics of one task under the names that mteb gives them."""
     reported = TASK_CLASSES[about["type"]].reported
     names = {metric_name(own): theirs for own, theirs in reported.items()}
@@ -114,7 +115,7 @@ def _result(about: Mapping[str, Any], rows: pd.DataFrame) -> TaskResult:
     }
     main = rows.loc[rows["main"].astype(bool), "value"].iloc[0]
     return TaskResult(
-        dataset_revision="local",
+        dataset_revision=revision,
         task_name=about["task"],
         mteb_version=about["mteb_version"],
         scores={

@@ -252,6 +252,7 @@ def score_mteb(
     reference_model: Any,
     adapted_model: Any,
     truncation_scores: pd.DataFrame,
+    score_replicates: Bundle,
     evaluation: EvaluationParameters,
     training_report: dict[str, Any],
     widths: list[int],
@@ -262,6 +263,7 @@ def score_mteb(
         reference_model: The untouched sentence-transformers model.
         adapted_model: The adapted model.
         truncation_scores: Scores of the tasks of the project.
+        score_replicates: Knows the digest of their test rows.
         evaluation: Parameters of the stage; ``mteb`` names the tasks.
         training_report: Names the method that the model was trained with.
         widths: Prefix widths; the model's full width joins.
@@ -279,7 +281,8 @@ def score_mteb(
 
     models = {"reference": reference_model, "adapted": adapted_model}
     headers = {name: describe(model) for name, model in models.items()}
-    results = list(local_results(truncation_scores, headers))
+    revisions = score_replicates.header["test_rows"]
+    results = list(local_results(truncation_scores, headers, revisions))
     methods = {"reference": "reference", "adapted": training_report["method"]}
     evaluated = {
         name: _evaluated(model, headers[name], methods[name], evaluation)

@@ -78,6 +78,7 @@ def create_pipeline() -> Pipeline:
                     "reference_model",
                     "adapted_model",
                     "truncation_scores",
+                    "score_replicates",
                     "params:evaluation",
                     "training_report",
                     "params:widths",
