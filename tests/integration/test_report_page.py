@@ -70,8 +70,58 @@ def test_the_browser_shows_answer_table_and_drawings(report, tmp_path):
     assert re.search(r"recommended 128 512 MB 69\.4 \[68\.8, 70\.0\] 0\.4 \[0\.2, 0\.6\]", text)
     assert "Got worse: none" in text
     assert len(re.findall(r"<svg [^>]*role=\"img\"", dom)) == 9
-    assert dom.count("<h2") == 9
+    headings = re.findall(r"<h2>([^<]+)</h2>", dom)
+    assert headings == [
+        "What got better, what got worse",
+        "Retention: what became of general text",
+        "What else you could ship",
+        "Quality by width",
+        "What it costs",
+        "Geometry before and after",
+        "Data",
+        "Training",
+        "Provenance",
+    ]
     assert asked == set()
+
+
+def test_every_drawing_has_lines_or_points_and_readable_axes(report, tmp_path):
+    dom, _ = open_page(report, tmp_path)
+    drawings = re.findall(r"<svg [^>]*role=\"img\".*?</svg>", dom, flags=re.DOTALL)
+    assert len(drawings) == 9
+    for drawing in drawings:
+        label = re.search(r'aria-label="([^"]+)"', drawing)
+        assert label is not None
+        assert drawing.count("<path") + drawing.count("<use") > 10, label[1]
+        assert "var(--" in drawing, label[1]
+        assert re.search(r"<text[^>]*>[^<]*[a-z]", drawing), label[1]
+    text = " ".join(re.findall(r"<text[^>]*>([^<]+)</text>", "".join(drawings)))
+    for unit in ("points of 100", "width (dimensions)", "% of the variance", "no unit", "step"):
+        assert unit in text
+
+
+def pages(report: Path, folder: Path, name: str, change=lambda html: html) -> int:
+    """Print a changed copy of the report; count its sheets of paper."""
+    page, paper = folder / f"{name}.html", folder / f"{name}.pdf"
+    page.write_text(change(report.read_text(encoding="utf-8")), encoding="utf-8")
+    command = [
+        *(str(CHROMIUM), *FLAGS, f"--user-data-dir={folder / name}"),
+        *("--no-pdf-header-footer", f"--print-to-pdf={paper}", page.as_uri()),
+    ]
+    subprocess.run(command, capture_output=True, timeout=120, check=True)
+    return len(re.findall(rb"/Type\s*/Page\b", paper.read_bytes()))
+
+
+def test_what_is_folded_on_the_screen_is_printed(report, tmp_path):
+    printed = pages(report, tmp_path, "as_is")
+    opened = pages(
+        report, tmp_path, "opened", lambda html: html.replace("<details", "<details open")
+    )
+    without = pages(
+        report, tmp_path, "without",
+        lambda html: re.sub(r"<details.*?</details>", "", html, flags=re.DOTALL),
+    )  # fmt: skip
+    assert printed == opened > without
 
 
 def test_a_page_that_asks_the_network_would_be_noticed(tmp_path):

@@ -184,13 +184,36 @@ def test_a_map_is_the_same_for_the_same_seed_only():
     assert not first.equals(other)
 
 
+def test_neighbours_on_the_map_are_of_one_planted_source():
+    vectors = report_data.relation_vectors()
+    table, _ = frames.relation_points(vectors, 200, seed=0)
+    places = table[["u", "v"]].to_numpy()
+    distances = np.linalg.norm(places[:, None] - places[None], axis=-1)
+    np.fill_diagonal(distances, np.inf)
+    nearest = table["source"].to_numpy()[distances.argmin(axis=1)]
+    planted = (table["source"] == "package_of_function").to_numpy()
+    assert planted.sum() > 10
+    assert (nearest[planted] == "package_of_function").mean() > 0.9
+
+
+def test_the_map_shows_both_projections_with_one_legend():
+    figure = plots.relation_map(report_data.relation_vectors(), 60, 0)
+    sources = len(report_data.SOURCES)
+    assert len(figure.data) == 2 * sources
+    assert sum(bool(trace.showlegend) for trace in figure.data) == sources
+    drawn = static.relation_map(report_data.relation_vectors(), 60, 0)
+    titles = [text for axes in drawn.axes for text in (axes.get_xlabel(), axes.get_ylabel())]
+    assert all("% of the variance" in title for title in titles[:2])
+    assert all("no unit" in title for title in titles[2:])
+
+
 def test_a_map_of_equal_vectors_is_one_point():
     vectors = Bundle(
         {"vectors": np.ones((3, 4), dtype=np.float32), "source": np.zeros(3, dtype=np.int32)},
         {"sources": ["one"]},
     )
     table, shares = frames.relation_points(vectors, 10, seed=0)
-    assert (table[["x", "y"]].to_numpy() == 0).all()
+    assert (table[["x", "y", "u", "v"]].to_numpy() == 0).all()
     assert shares == [0.0, 0.0]
 
 
@@ -239,3 +262,26 @@ def test_differences_draw_every_task_and_the_mean(scores):
     assert labels[0] == "mean of the tasks"
     assert labels[-1] == "docstring_to_function"  # the largest gain on top
     assert len(labels) == 1 + len(report_data.TASKS)
+
+
+def test_general_tasks_have_panels_of_their_own(scores):
+    general = static.quality_tasks(scores, general=True)
+    assert len(general.axes) == len(report_data.GENERAL) + 1
+    assert len(static.quality_tasks(scores).axes) == len(report_data.TASKS)
+    assert static.quality_tasks(scores[~scores["general"]], general=True) is None
+
+
+def test_every_axis_of_every_figure_says_what_it_shows(scores):
+    drawn = [
+        static.quality_mean(scores),
+        static.differences(scores, 128),
+        static.eigen_spectrum(report_data.relation_eigenspace(), report_data.shrinkage()),
+        static.relation_map(report_data.relation_vectors(), 40, 0),
+    ]
+    for figure in drawn:
+        assert all(axes.get_xlabel() for axes in figure.axes)
+    for figure in (drawn[0], *drawn[2:]):
+        assert all(axes.get_ylabel() for axes in figure.axes)
+    for figure in (static.quality_tasks(scores), static.quality_tasks(scores, general=True)):
+        assert figure.get_supxlabel() == "width (dimensions)"
+        assert figure.get_supylabel() == "score (points of 100)"

@@ -24,6 +24,8 @@ AS_IS = "none"
 FLOAT32 = "float32"
 
 _CURVE = ["model", "transform", "task", "type", "general", "width", "metric"]
+_FEWEST_POINTS = 8
+_TSNE_DIMENSIONS = 30
 _LAST_COMPONENTS = ("learning_rate", "grad_norm")
 
 
@@ -269,7 +271,7 @@ def spectrum(eigenspace: Bundle, shrinkage: Bundle) -> pd.DataFrame:
 
 
 def relation_points(vectors: Bundle, points: int, seed: int) -> tuple[pd.DataFrame, list[float]]:
-    """Project a sample of relation vectors on its first two principal directions.
+    """Project a sample of relation vectors on a plane, in two ways.
 
     Every source gives the same number of rows as far as it has them, so a small source stays
     visible; the density of points therefore says nothing about the size of a source.
@@ -277,10 +279,11 @@ def relation_points(vectors: Bundle, points: int, seed: int) -> tuple[pd.DataFra
     Args:
         vectors: ``relation_vectors``: vectors (N, D), source (N,); may be memory-mapped.
         points: How many points at most, over all sources.
-        seed: Seed of the sample.
+        seed: Seed of the sample and of t-SNE.
 
     Returns:
-        Columns x, y, source (name); and the share of the sample's variance of x and of y (0..1).
+        Columns x, y (principal directions), u, v (t-SNE: only who is near whom has a meaning) and
+        source (name); and the share of the sample's variance of x and of y (0..1).
     """
     names = [str(name) for name in vectors.header["sources"]]
     source = np.asarray(vectors["source"])
@@ -289,8 +292,29 @@ def relation_points(vectors: Bundle, points: int, seed: int) -> tuple[pd.DataFra
     x = x - x.mean(axis=0) if len(x) else x
     plane, shares = _plane(x)
     frame = pd.DataFrame(plane, columns=["x", "y"])
+    frame[["u", "v"]] = _neighbours(x, seed)
     frame["source"] = [names[k] for k in source[rows]]
     return frame, shares
+
+
+def _neighbours(x: np.ndarray, seed: int) -> np.ndarray:
+    """Place rows by t-SNE so that near ones stay near; zeros where there is nothing to place."""
+    if len(x) < _FEWEST_POINTS or not x.any():
+        return np.zeros((len(x), 2))
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
+    # Few dimensions, few iterations and one thread: seconds, and the same picture every time.
+    count = min(_TSNE_DIMENSIONS, *x.shape)
+    reduced = PCA(count, svd_solver="full").fit_transform(x)
+    model = TSNE(
+        perplexity=min(30.0, (len(x) - 1) / 3),
+        init="pca",
+        max_iter=500,
+        random_state=seed,
+        n_jobs=1,
+    )
+    return np.asarray(model.fit_transform(reduced.astype(np.float32)))
 
 
 def _sample_rows(

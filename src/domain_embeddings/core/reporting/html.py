@@ -181,7 +181,7 @@ def _figures(inputs: ReportInputs, width: int, *, has_changes: bool) -> dict[str
         "bias": (static.task_variance(inputs.geometry_scores), "Source bias before and after"),
         "map": (
             static.relation_map(inputs.relation_vectors, _MAP_POINTS, inputs.seed),
-            "Relation vectors on two principal directions",
+            "Relation vectors on two principal directions, and by t-SNE",
         ),
         "losses": (static.loss_curves(inputs.training_history), "Loss components by step"),
     }
@@ -252,6 +252,14 @@ def _typeset(shown: object) -> str:
     """Give numbers a true minus and keep them on one line with their unit."""
     text = _HYPHEN_OF_A_NUMBER.sub("\N{MINUS SIGN}", str(shown))
     return _UNIT_OF_A_NUMBER.sub("\N{NO-BREAK SPACE}", text)
+
+
+def _evidence(shown: str) -> Markup:
+    """Mark up interval and p-value so that a line breaks between them only."""
+    bounds, comma, p = _typeset(shown).rpartition(", p")
+    parts = [f"{bounds},", f"p{p}"] if comma else [p]
+    spans = Markup(" ").join(Markup('<span class="keep">{}</span>').format(part) for part in parts)
+    return Markup('<span class="ci">{}</span>').format(spans)
 
 
 def _tally(groups: list[tuple[str, str, list[dict[str, Any]]]]) -> str:
@@ -328,6 +336,7 @@ def template(name: str) -> Template:
         "percent": wording.percent,
         "storage": wording.storage,
         "typeset": _typeset,
+        "evidence": _evidence,
     }
     environment.globals |= {
         "interval": wording.interval,

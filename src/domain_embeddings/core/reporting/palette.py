@@ -1,8 +1,8 @@
 """One colour, dash and label per thing, the same in every figure.
 
-Colours are from Okabe and Ito's set, which people with the common forms of colour blindness can
-tell apart. Each has a partner for dark pages; static figures carry the light one and the page
-swaps it (see ``static.to_svg``).
+Colours are chosen so that people with the common forms of colour blindness can tell them apart, and
+a dash or a mark says the same again. Each has a partner for dark pages; static figures carry the
+light one and the page swaps it (see ``static.to_svg``).
 """
 
 from __future__ import annotations
@@ -15,27 +15,30 @@ MUTED = "#59636e"
 GRID = "#d8dee4"
 PAPER = "#fffffe"
 
-MODEL_COLOURS = {"adapted": "#0072b2", "reference": "#d55e00"}
+# Eight colours that differ for people with and without the common forms of colour blindness (a test
+# simulates them): on light pages, on dark pages, and where the page may be either.
+SERIES = [
+    ("#0072b2", "#56b4e9", "#0072b2"),  # blue
+    ("#d55e00", "#f0883e", "#d55e00"),  # orange
+    ("#117733", "#5f8d4e", "#50b4a0"),  # green
+    ("#882255", "#ff6f91", "#c8003c"),  # wine, rose
+    ("#00a5b4", "#7fe0d8", "#f050f0"),  # teal, pink
+    ("#a59669", "#f0e442", "#c8a064"),  # sand, yellow
+    ("#332288", "#b07cff", "#503cdc"),  # indigo, violet
+    ("#661100", "#8a5a9e", "#8c3c64"),  # brown, mauve
+]
+CATEGORIES = [light for light, _, _ in SERIES]
+MODEL_COLOURS = {"adapted": CATEGORIES[0], "reference": CATEGORIES[1]}
 MODEL_NAMES = {"adapted": "adapted", "reference": "untouched"}
 TRANSFORM_NAMES = {"none": "as is", "pca": "after PCA"}
 PLOTLY_DASHES = {"none": "solid", "pca": "dot"}
 STATIC_DASHES = {"none": "-", "pca": ":"}
 
-CATEGORIES = [
-    "#0172b3",
-    "#e69f00",
-    "#009e73",
-    "#cc79a7",
-    "#56b4e9",
-    "#d65e01",
-    "#8a8f98",
-    "#b3a500",
-]
 # Colour and symbol of each precision, so that either is enough to tell them apart.
 PRECISIONS = {
     "float32": (CATEGORIES[0], "circle", "o"),
     "int8": (CATEGORIES[2], "diamond", "D"),
-    "binary": (CATEGORIES[1], "square", "s"),
+    "binary": (CATEGORIES[5], "square", "s"),
 }
 PLOTLY_SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x", "star"]
 STATIC_SYMBOLS = ["o", "s", "D", "^", "X", "*"]
@@ -43,7 +46,7 @@ STATIC_SYMBOLS = ["o", "s", "D", "^", "X", "*"]
 # Colour and mark of every training method, wherever several of them are in one drawing.
 VARIANTS = {
     "untouched": (MODEL_COLOURS["reference"], "o"),
-    "plain": (CATEGORIES[1], "s"),
+    "plain": (CATEGORIES[5], "s"),
     "simcse": (CATEGORIES[7], "P"),
     "mrl": (CATEGORIES[2], "D"),
     "ese": (CATEGORIES[6], "v"),
@@ -58,16 +61,12 @@ CSS = [
     ("muted", MUTED, "#9aa5b1"),
     ("grid", GRID, "#30363d"),
     ("paper", PAPER, "#14181d"),
-    ("adapted", MODEL_COLOURS["adapted"], "#56b4e9"),
-    ("reference", MODEL_COLOURS["reference"], "#f0883e"),
-    ("cat1", CATEGORIES[0], "#4aa8e8"),
-    ("cat2", CATEGORIES[1], "#e69f00"),
-    ("cat3", CATEGORIES[2], "#2fc79a"),
-    ("cat4", CATEGORIES[3], "#e08fbd"),
-    ("cat5", CATEGORIES[4], "#8fd0f7"),
-    ("cat6", CATEGORIES[5], "#f0883e"),
-    ("cat7", CATEGORIES[6], "#9aa0aa"),
-    ("cat8", CATEGORIES[7], "#f0e442"),
+    *[
+        (name, light, dark)
+        for name, (light, dark, _) in zip(
+            ("adapted", "reference", *(f"cat{k}" for k in range(3, 9))), SERIES, strict=True
+        )
+    ],
 ]
 
 
@@ -89,6 +88,11 @@ def line_name(model: str, transform: str) -> str:
 def category(index: int) -> str:
     """Colour of the k-th source; colours come round again after eight, with another symbol."""
     return CATEGORIES[index % len(CATEGORIES)]
+
+
+def category_on_any_page(index: int) -> str:
+    """Colour of the k-th source in a figure that is shown on light and on dark pages as it is."""
+    return SERIES[index % len(SERIES)][2]
 
 
 def symbol(index: int, symbols: list[str]) -> str:

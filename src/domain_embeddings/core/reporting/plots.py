@@ -36,7 +36,7 @@ _TEMPLATE = go.layout.Template(
         "plot_bgcolor": "rgba(0,0,0,0)",
         "xaxis": _AXIS,
         "yaxis": _AXIS,
-        "colorway": palette.CATEGORIES,
+        "colorway": [colour for _, _, colour in palette.SERIES],
         "title": {"x": 0, "xref": "paper", "xanchor": "left"},
         "legend": {
             "orientation": "h",
@@ -89,6 +89,8 @@ def quality_by_dimension(scores: pd.DataFrame) -> go.Figure:
     widths = frames.evaluated_widths(main)
     figure.update_xaxes(type="log", tickvals=widths, ticktext=[str(w) for w in widths])
     figure.update_xaxes(title={"text": "width (dimensions)", "standoff": 4}, row=1, col=1)
+    for line in range(lines):
+        figure.update_yaxes(title_text="points of 100", row=2 + line, col=1)
     figure.update_yaxes(title_text="mean score (points of 100)", row=1, col=1)
     return _finish(figure, "Quality by dimension", height=160 + big + small * lines)
 
@@ -292,7 +294,9 @@ def eigen_spectrum(eigenspace: Bundle, shrinkage: Bundle) -> go.Figure:
         row=2,
         col=1,
     )
-    figure.update_yaxes(type="log", title_text="eigenvalue", exponentformat="power", row=1, col=1)
+    figure.update_yaxes(
+        type="log", title_text="eigenvalue (squared length)", exponentformat="power", row=1, col=1
+    )
     figure.update_yaxes(title_text="share of variance (%)", range=[0, 104], row=2, col=1)
     figure.update_xaxes(title_text="rank of the direction", row=2, col=1)
     return _finish(figure, "Spectrum of the relation vectors", height=560)
@@ -324,43 +328,58 @@ def task_variance_plot(geometry: pd.DataFrame) -> go.Figure:
             )
         )
     figure.update_xaxes(
-        title_text="distance of the source's mean from the median source", rangemode="tozero"
+        title_text="distance of the source's mean from the median source (length of a vector)",
+        rangemode="tozero",
     )
     figure.update_layout(barmode="group", bargap=0.35, legend_traceorder="reversed")
     return _finish(figure, "Source bias before and after", height=180 + 46 * len(table))
 
 
 def relation_map(vectors: Bundle, points: int, seed: int) -> go.Figure:
-    """Draw a sample of the relation vectors on their first two principal directions.
+    """Draw a sample of the relation vectors, on principal directions and by t-SNE.
 
     Args:
         vectors: ``relation_vectors`` of the untouched model.
         points: How many points at most; every source gives equally many.
-        seed: Seed of the sample.
+        seed: Seed of the sample and of t-SNE.
 
     Returns:
-        A scatter plot coloured by source.
+        Two scatter plots side by side, coloured by source; the legend switches a source off in
+        both.
     """
     table, shares = frames.relation_points(vectors, points, seed)
-    figure = go.Figure()
+    figure = make_subplots(
+        rows=1,
+        cols=2,
+        subplot_titles=["principal directions", "t-SNE: near points are similar"],
+        horizontal_spacing=0.1,
+    )
     for k, name in enumerate(vectors.header["sources"]):
         rows = table[table["source"] == name]
-        figure.add_trace(
-            go.Scatter(
-                x=rows["x"].round(5).tolist(),
-                y=rows["y"].round(5).tolist(),
+        for column, (across, up) in enumerate((("x", "y"), ("u", "v")), 1):
+            trace = go.Scatter(
+                x=rows[across].round(5).tolist(),
+                y=rows[up].round(5).tolist(),
                 mode="markers",
                 name=str(name),
+                legendgroup=str(name),
+                showlegend=column == 1,
                 marker={
-                    "color": palette.category(k),
+                    "color": palette.category_on_any_page(k),
                     "symbol": palette.symbol(k, palette.PLOTLY_SYMBOLS),
                     "size": 6,
                     "opacity": 0.75,
                 },
             )
-        )
-    figure.update_xaxes(title_text=f"first direction ({100 * shares[0]:.1f} % of the variance)")
-    figure.update_yaxes(title_text=f"second direction ({100 * shares[1]:.1f} % of the variance)")
+            figure.add_trace(trace, row=1, col=column)
+    for axis, (place, share) in zip(
+        (figure.update_xaxes, figure.update_yaxes),
+        (("first", shares[0]), ("second", shares[1])),
+        strict=True,
+    ):
+        axis(title_text=f"{place} direction ({100 * share:.1f} % of the variance)", row=1, col=1)
+        # The scale of t-SNE has no unit, and distances between clouds no meaning.
+        axis(title_text=f"t-SNE, {place} axis (no unit)", showticklabels=False, row=1, col=2)
     return _finish(figure, "Relation vectors by source, untouched model", height=560)
 
 

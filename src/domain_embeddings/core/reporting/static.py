@@ -24,6 +24,7 @@ from domain_embeddings.core.reporting import frames, palette, wording
 _WIDTH = 10.5
 _TASK_COLUMNS = 4
 _LOSS_COLUMNS = 4
+_MAP_COLUMNS = 5
 _SMALLEST_SHOWN = 1e-6
 _ID = re.compile(r'(\bid="|url\(#|xlink:href="#)')
 
@@ -77,9 +78,19 @@ def quality_tasks(scores: pd.DataFrame, *, general: bool = False) -> Figure | No
         return None
     tasks += [frames.GENERAL_MEAN] if general else []
     lines = max(1, math.ceil(len(tasks) / _TASK_COLUMNS))
-    figure = _figure(2.05 * lines)
+    figure = _figure(2.05 * lines + 0.6)
     for k, task in enumerate(tasks):
         _task_panel(figure.add_subplot(lines, _TASK_COLUMNS, k + 1), main, task)
+    figure.supxlabel("width (dimensions)", fontsize=9, color=palette.INK)
+    figure.supylabel("score (points of 100)", fontsize=9, color=palette.INK)
+    figure.legend(
+        *figure.axes[0].get_legend_handles_labels(),
+        loc="outside upper left",
+        ncols=4,
+        frameon=False,
+        labelcolor=palette.INK,
+        handlelength=2.6,
+    )
     return figure
 
 
@@ -106,7 +117,8 @@ def _task_panel(axes: Axes, main: pd.DataFrame, task: str) -> None:
     _quality_lines(axes, main, task, 1.4)
     _width_axis(axes, frames.evaluated_widths(main), 7.5)
     metric = main.loc[main["task"] == task, "metric"].iloc[0]
-    axes.set_title(task, fontsize=9, loc="left", color=palette.INK, pad=14)
+    name = "mean of the general tasks" if task == frames.GENERAL_MEAN else task
+    axes.set_title(name, fontsize=9, loc="left", color=palette.INK, pad=14)
     axes.text(0, 1.03, metric, transform=axes.transAxes, fontsize=7.5, color=palette.MUTED)
     axes.tick_params(labelsize=7.5)
 
@@ -304,7 +316,7 @@ def eigen_spectrum(eigenspace: Bundle, shrinkage: Bundle) -> Figure:
     largest = float(table["eigenvalue"].max())
     if np.isfinite(largest):
         left.set_ylim(bottom=max(largest * _SMALLEST_SHOWN, 0.5 * float(table["eigenvalue"].min())))
-    left.set_ylabel("eigenvalue (log)")
+    left.set_ylabel("eigenvalue (squared length, log)")
     left.legend(frameon=False, labelcolor=palette.INK, loc="lower left")
     right.plot(table["rank"], 100 * table["share"], color=palette.MUTED, linewidth=2)
     if len(active):
@@ -334,36 +346,41 @@ def task_variance(geometry: pd.DataFrame) -> Figure | None:
             label=palette.model_name(model),
         )
     axes.set_yticks(range(len(table)), [str(name) for name in table.index])
-    axes.set_xlabel("distance of the source's mean from the median source")
+    axes.set_xlabel("distance of the source's mean from the median source (length of a vector)")
     axes.legend(frameon=False, labelcolor=palette.INK, loc="lower right")
     return figure
 
 
 def relation_map(vectors: Bundle, points: int, seed: int) -> Figure:
-    """Draw a sample of the relation vectors on two principal directions, coloured by source."""
+    """Draw a sample of the relation vectors by source: principal directions, and t-SNE."""
     table, shares = frames.relation_points(vectors, points, seed)
-    figure = _figure(4.6)
-    axes = figure.add_subplot()
-    _style(axes)
-    for k, name in enumerate(vectors.header["sources"]):
-        rows = table[table["source"] == name]
-        axes.scatter(
-            rows["x"],
-            rows["y"],
-            s=16,
-            color=palette.category(k),
-            alpha=0.75,
-            linewidths=0,
-            marker=palette.symbol(k, palette.STATIC_SYMBOLS),
-            label=str(name),
-        )
-    axes.set_xlabel(f"first direction ({100 * shares[0]:.1f} % of the variance)")
-    axes.set_ylabel(f"second direction ({100 * shares[1]:.1f} % of the variance)")
-    axes.legend(
+    figure = _figure(4.9)
+    left, right = figure.subplots(1, 2)
+    for axes, (across, up) in ((left, ("x", "y")), (right, ("u", "v"))):
+        _style(axes)
+        for k, name in enumerate(vectors.header["sources"]):
+            rows = table[table["source"] == name]
+            axes.scatter(
+                rows[across],
+                rows[up],
+                s=14,
+                color=palette.category(k),
+                alpha=0.75,
+                linewidths=0,
+                marker=palette.symbol(k, palette.STATIC_SYMBOLS),
+                label=str(name),
+            )
+    left.set_xlabel(f"first direction ({100 * shares[0]:.1f} % of the variance)")
+    left.set_ylabel(f"second direction ({100 * shares[1]:.1f} % of the variance)")
+    right.set_xlabel("t-SNE, first axis (no unit)")
+    right.set_ylabel("t-SNE, second axis (no unit)")
+    right.tick_params(labelbottom=False, labelleft=False)
+    figure.legend(
+        *left.get_legend_handles_labels(),
+        loc="outside upper left",
+        ncols=_MAP_COLUMNS,
         frameon=False,
         labelcolor=palette.INK,
-        loc="upper left",
-        bbox_to_anchor=(1.0, 1.0),
         handletextpad=0.2,
         markerscale=1.4,
     )
