@@ -79,6 +79,19 @@ def test_a_claim_survives_the_correction_even_where_resamples_are_few(one_seed):
     assert (frame["p_holm"] >= frame["p"]).all()
 
 
+def test_the_answer_claims_what_is_shown_and_names_the_first_of_many(one_seed):
+    said = answer(one_seed, one_seed.ranking(64), 64)
+    assert said.startswith("At width 64, mic after PCA has the highest mean score: 77.0 [")
+    assert said.endswith("It is shown to be better than all others.")
+    twins = [run(f"twin_{k}", setting="mic") for k in range(8)]
+    many = compare_runs([*twins, run("plain")], 0.95)
+    said = answer(many, many.ranking(64), 64)
+    assert re.search(
+        r"not told apart from (twin_\d after PCA, ){4}twin_\d after PCA and 2 others\.", said
+    )
+    assert "better than twin_0, twin_1, twin_2, twin_3, twin_4 and 7 others." in said
+
+
 def test_seeds_widen_what_test_rows_alone_leave(one_seed, seeds):
     narrow, wide = (
         c.difference(entry(c, "mic"), entry(c, "untouched"), "mean", 64) for c in (one_seed, seeds)

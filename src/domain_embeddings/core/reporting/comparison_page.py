@@ -25,6 +25,7 @@ from domain_embeddings.core.reporting.frames import ADAPTED, MEAN, REFERENCE
 from domain_embeddings.core.reporting.sections import Table
 
 _COLUMNS = 3
+_MOST_NAMES = 5
 _SPEED = {
     "train_seconds": "training (s)",
     "pairs_per_s": "pairs per second",
@@ -94,13 +95,21 @@ def answer(comparison: Comparison, ranking: Sequence[Mapping[str, Any]], width: 
     }
     beaten, open_ = named[wording.WORSE], [*named[wording.NOISE], *named[wording.SAME]]
     said = [f"At width {width}, {first['entry'].name} has the highest mean score: {shown}."]
-    if beaten:
-        said.append(f"It is shown to be better than {wording.join(beaten)}.")
+    if beaten and len(beaten) == len(ranking) - 1:
+        said.append("It is shown to be better than all others.")
+    elif beaten:
+        said.append(f"It is shown to be better than {_some(beaten)}.")
     if open_:
-        said.append(f"It is not told apart from {wording.join(open_)}.")
+        said.append(f"It is not told apart from {_some(open_)}.")
     if named[wording.UNKNOWN]:
         said.append("Without resamples nothing is claimed about the others.")
     return " ".join(said)
+
+
+def _some(names: list[str]) -> str:
+    """Join names, of many the first ones."""
+    rest = len(names) - _MOST_NAMES
+    return wording.join(names if rest <= 1 else [*names[:_MOST_NAMES], f"{rest} others"])
 
 
 def about_seeds(comparison: Comparison) -> str:
@@ -359,7 +368,9 @@ def curves(comparison: Comparison, group: str) -> Figure:
 def task_curves(comparison: Comparison) -> Figure:
     """Draw every task in a panel of its own."""
     rows = math.ceil(len(comparison.tasks) / _COLUMNS)
-    figure = static._figure(2.5 * rows)
+    figure = static._figure(2.5 * rows + 0.3)
+    figure.supxlabel("width (dimensions)", fontsize=9, color=palette.INK)
+    figure.supylabel("score (points of 100)", fontsize=9, color=palette.INK)
     for k, task in enumerate(comparison.tasks):
         axes = figure.add_subplot(rows, _COLUMNS, k + 1)
         _lines(axes, comparison, task.name, 1.3)
