@@ -197,7 +197,7 @@ def test_the_mean_is_that_of_the_tasks(scored):
         assert mean == pytest.approx(own.mean(), abs=1e-12)
 
 
-def test_scores_do_not_depend_on_the_order_of_the_widths(model, folder, scored):
+def test_scores_do_not_depend_on_the_order_of_the_widths(model, folder, scored, caplog, recwarn):
     embed = RememberedTexts(model, 4_096, show_progress=False)
     frame, _ = score_tasks(
         {"reference": EvaluatedModel(embed, describe(model), "reference")},
@@ -205,6 +205,9 @@ def test_scores_do_not_depend_on_the_order_of_the_widths(model, folder, scored):
         WIDTHS[::-1],
         show_progress=False,
     )
+    said = "mteb's task 'Banking77Classification' is superseded by 'Banking77Classification.v2'"
+    assert caplog.text.count(said) == 1
+    assert not [warned for warned in recwarn if "superseded" in str(warned.message)]
     first = scored[0]
     for width in WIDTHS:
         [again] = frame.loc[(frame["width"] == width) & (frame["task"] != "mean"), "value"]

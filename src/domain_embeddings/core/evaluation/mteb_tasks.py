@@ -12,6 +12,7 @@ import json
 import logging
 import random
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -504,6 +505,11 @@ def score_tasks(
     results: list[MtebResult] = []
     with tqdm(total=len(tasks) * len(models) * len(widths), disable=not show_progress) as bar:
         for task in tasks:
+            if task.superseded_by:
+                logger.warning(
+                    "mteb's task '%s' is superseded by '%s'",
+                    *(task.metadata.name, task.superseded_by),
+                )
             load(task)
             for name, model in models.items():
                 for width in widths:
@@ -523,7 +529,9 @@ def _evaluate(model: EvaluatedModel, task: AbsTask, width: int, meta: ModelMeta)
     encoder = PrefixEncoder(
         model.embed, model.header["prompts"], width, meta, default_prompt=model.default_prompt
     )
-    with preserved_random_state(), quiet():
+    with preserved_random_state(), quiet(), warnings.catch_warnings():
+        # Said once per task, not at every width.
+        warnings.filterwarnings("ignore", message=".*is superseded by")
         for part in parts(task):
             _reseed(part)
         found = mteb.evaluate(
