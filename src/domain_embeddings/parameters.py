@@ -316,6 +316,7 @@ class EvaluationParameters(Section):
     transforms: list[Literal["none", "pca", "pca_centred", "shared", "whitening", "flow"]] = [
         "none",
         "pca",
+        "shared",
     ]
     precisions: list[Literal["float32", "int8", "binary"]] = ["float32", "int8", "binary"]
     batch_tokens: Count = 16_384

@@ -101,7 +101,7 @@ def test_the_card_compares_with_the_cheap_rival():
     scores.loc[rival, ["value", "low", "high"]] = (0.0, -0.01, 0.01)
     answer = recommend_width(scores, report_data.WIDTHS)
     limits = render_card(card_inputs(width_recommendation=answer)).split("## Limitations")[1]
-    assert "over the untouched model after a PCA rotation" in limits
+    assert "over the untouched model after PCA, which needs no training" in limits
 
 
 def test_tables_keep_their_shape_whatever_the_cells_hold():

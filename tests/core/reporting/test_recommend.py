@@ -8,7 +8,12 @@ import pandas as pd
 import pytest
 
 from domain_embeddings.core.errors import DataError
-from domain_embeddings.core.reporting.recommend import asides, recommend_width, recommended_row
+from domain_embeddings.core.reporting.recommend import (
+    asides,
+    recommend_width,
+    recommended_row,
+    rival_name,
+)
 
 
 def mean_rows(  # noqa: PLR0917
@@ -229,6 +234,33 @@ def test_the_answer_says_whether_pca_alone_would_have_done(gap, half, verdict, w
     # A model that pca alone beats is not to be shipped, however much it beats the untouched one.
     assert answer["sentence"].startswith("Ship") == (verdict != "worse")
     assert ("after PCA, which needs no training" in answer["sentence"]) == (verdict == "worse")
+
+
+def with_shared(scores: pd.DataFrame, gaps: dict[int, float]) -> pd.DataFrame:
+    """Add the untouched model after shared axes, behind the adapted one by these gaps."""
+    own = {width: 0.6 - gap for width, gap in gaps.items()}
+    rotated = mean_rows(own, model="reference", method="reference").assign(transform="shared")
+    paired = mean_rows(gaps, model="adapted_minus_reference_shared")
+    return pd.concat([scores, rotated, paired], ignore_index=True)
+
+
+def test_the_rival_is_the_stronger_rotation_at_each_width():
+    scores = with_shared(with_rivals(0.05, rival_gap=0.02), {16: 0.03, 32: 0.015})
+    small, full = recommend_width(scores, [16, 32])["widths"]
+    assert (small["rival_transform"], full["rival_transform"]) == ("pca", "shared")
+    assert (small["rival"], full["rival"]) == pytest.approx((0.58, 0.585))
+    assert (small["rival_difference"], full["rival_difference"]) == pytest.approx((0.02, 0.015))
+    answer = recommend_width(scores, [16, 32])
+    assert rival_name(answer) == "after PCA or after shared axes, whichever scores higher"
+    assert "the untouched model after PCA with nothing trained: 58.0" in answer["rival"]
+
+
+def test_a_model_that_shared_axes_beat_is_not_to_be_shipped():
+    scores = with_shared(with_rivals(0.05, rival_gap=0.02), {16: -0.03, 32: -0.03})
+    answer = recommend_width(scores, [16, 32])
+    assert "after shared axes, which needs no training (-3.0 points" in answer["sentence"]
+    assert answer["sentence"].startswith("Do not ship")
+    assert rival_name(answer) == "after shared axes"
 
 
 def test_widths_at_which_the_rival_is_better_are_named_where_it_is_beaten():

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from domain_embeddings.core.reporting import frames, recommend, sections, wording
+from domain_embeddings.core.reporting import frames, palette, recommend, sections, wording
 
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")
 
@@ -177,7 +177,7 @@ def _widths(inputs: CardInputs) -> str:
         "loss against full width",
         "against the untouched model",
         "verdict",
-        "against the untouched model after PCA",
+        f"against the untouched model {recommend.rival_name(inputs.width_recommendation)}",
         "verdict",
     ]
     rows = []
@@ -284,9 +284,10 @@ def _limitations(inputs: CardInputs) -> str:
     if recommend.recommended_row(answer)["verdict"] != wording.BETTER:
         lines.append("No gain of the mean score over the untouched model has been shown.")
     if answer["rival"] and answer["rival_verdict"] != wording.BETTER:
+        rotation = palette.transform_name(recommend.recommended_row(answer)["rival_transform"])
         lines.append(
-            "No gain of the mean score over the untouched model after a PCA rotation, which needs "
-            "no training, has been shown."
+            f"No gain of the mean score over the untouched model {rotation}, which needs no "
+            "training, has been shown."
         )
     if answer["tests"]:
         lines.append(wording.correction(answer["tests"], answer["confidence"]))

@@ -16,7 +16,8 @@ ADAPTED = "adapted"
 REFERENCE = "reference"
 DIFFERENCE = "adapted_minus_reference"
 RIVAL_TRANSFORM = "pca"
-RIVAL = f"{DIFFERENCE}_{RIVAL_TRANSFORM}"
+RIVALS = (RIVAL_TRANSFORM, "shared")
+"""Rotations of the untouched model that need no training: the cheap rivals."""
 FULL_WIDTH = "full_width"
 MEAN = "mean"
 GENERAL_MEAN = "general_mean"
@@ -80,6 +81,23 @@ def curve(main: pd.DataFrame, model: str, transform: str = AS_IS, task: str = ME
         (main["model"] == model) & (main["transform"] == transform) & (main["task"] == task)
     ]
     return chosen.sort_values("width").set_index("width", drop=False)
+
+
+def cheap_rival(main: pd.DataFrame, width: int) -> str:
+    """Name the strongest rotation of the untouched model at a width.
+
+    It is chosen by the very scores that it is compared on, which favours the rival and never the
+    trained model.
+
+    Args:
+        main: The result of :func:`main_scores`.
+        width: A width.
+
+    Returns:
+        One of ``RIVALS``; the first of equals, and where none was scored.
+    """
+    values = {name: curve(main, REFERENCE, name)["value"].to_dict() for name in RIVALS}
+    return max(RIVALS, key=lambda name: values[name].get(width, -np.inf))
 
 
 def precisions(scores: pd.DataFrame) -> list[str]:

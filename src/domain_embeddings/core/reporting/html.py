@@ -131,7 +131,8 @@ def render_report(inputs: ReportInputs) -> str:
         tally=_tally(groups) if changes else "",
         rivals=rivals,
         asides=recommend.asides(answer),
-        stronger=_stronger(rivals),
+        stronger=_stronger(rivals, frames.cheap_rival(main, width)),
+        rival_name=recommend.rival_name(answer),
         scores=sections.all_scores(main),
         mteb=sections.mteb(inputs.mteb_scores),
         costs=sections.costs(inputs.vector_costs, answer),
@@ -281,11 +282,12 @@ def _tone(answer: Mapping[str, Any]) -> str:
     return "bad" if "bad" in tones else "open" if "open" in tones else "good"
 
 
-def _stronger(rivals: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _stronger(rivals: list[dict[str, Any]], cheap: str) -> dict[str, Any] | None:
     """Find the best of the rivals that beat the recommended vectors, if another aside says less.
 
     Args:
         rivals: The result of ``sections.rivals``.
+        cheap: Rotation of the cheap rival.
 
     Returns:
         The rival with the highest mean score among those shown to be better at the recommended
@@ -298,7 +300,7 @@ def _stronger(rivals: list[dict[str, Any]]) -> dict[str, Any] | None:
         if row["width"] == chosen["width"] and row["compared"] == wording.BETTER
     ]
     best = max(better, key=lambda row: float(row["value"]), default=None)
-    named = (frames.REFERENCE, frames.RIVAL_TRANSFORM)
+    named = (frames.REFERENCE, cheap)
     return None if best is None or (best["model"], best["transform"]) == named else best
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from domain_embeddings.core.encoders.quantisation import bytes_per_vector
 from domain_embeddings.core.errors import DataError
-from domain_embeddings.core.reporting import frames, retention, wording
+from domain_embeddings.core.reporting import frames, palette, retention, wording
 
 VECTORS = 1_000_000
 UNNESTED = ("reference", "plain")
@@ -57,7 +57,7 @@ def recommend_width(
 
     Returns:
         A JSON-able dict: ``recommended_width``, ``full_width``, ``model``, ``rule`` (sentence),
-        ``sentence`` (the answer), ``rival`` (sentence about the untouched model after pca, or
+        ``sentence`` (the answer), ``rival`` (sentence about the untouched model rotated, or
         None), ``smaller`` (sentence about the next smaller width, or None), ``retention`` (what
         became of general text, see ``retention.py``, or None), ``verdict`` and ``rival_verdict`` of
         the recommended width, ``tests`` (number of comparisons corrected together),
@@ -140,9 +140,11 @@ def _width_row(
 ) -> dict[str, Any]:
     """Collect what the table says about one width."""
     reference = frames.curve(main, frames.REFERENCE)
-    rotated = frames.curve(main, frames.REFERENCE, frames.RIVAL_TRANSFORM)
+    rotation = frames.cheap_rival(main, width)
+    rotated = frames.curve(main, frames.REFERENCE, rotation)
     difference = frames.claim(frames.curve(main, frames.DIFFERENCE), width)
-    rival = frames.claim(frames.curve(main, frames.RIVAL), width)
+    against = frames.contrast(frames.ADAPTED, frames.REFERENCE, rotation)
+    rival = frames.claim(frames.curve(main, against), width)
     full = frames.number(own["value"].iloc[-1])
     return {
         **_storage_row(main, own, width, frames.FLOAT32, full),
@@ -154,6 +156,7 @@ def _width_row(
         "difference_p": difference["p"],
         "verdict": difference["verdict"],
         "rival": _triple(rotated, width)[0],
+        "rival_transform": rotation,
         "rival_difference": rival["value"],
         "rival_low": rival["low"],
         "rival_high": rival["high"],
@@ -294,8 +297,9 @@ def sentence(answer: Mapping[str, Any]) -> str:
     if row["rival_verdict"] == wording.WORSE:
         return (
             f"Do not ship this model yet: at width {width} it scores below the untouched model "
-            f"after PCA, which needs no training ({wording.signed(row['rival_difference'])} points "
-            f"{_bounds(row, 'rival')}). It would take {cost}."
+            f"{_after(row)}, which needs no training "
+            f"({wording.signed(row['rival_difference'])} points {_bounds(row, 'rival')}). It would "
+            f"take {cost}."
         )
     claim = {
         wording.BETTER: "better than the untouched model at that width by "
@@ -313,12 +317,12 @@ def sentence(answer: Mapping[str, Any]) -> str:
 
 
 def _rival_sentence(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> str | None:
-    """Say whether the untouched model after a PCA rotation would have been as good."""
+    """Say whether the untouched model after a rotation would have been as good."""
     if chosen["rival_difference"] is None:
         return None
     gap = f"{wording.signed(chosen['rival_difference'])} points {_bounds(chosen, 'rival')}".strip()
     told = (
-        "Cheap rival, the untouched model after PCA with nothing trained: "
+        f"Cheap rival, the untouched model {_after(chosen)} with nothing trained: "
         f"{wording.points(chosen['rival'])} at width {chosen['width']}. "
     ) + {
         wording.BETTER: f"The recommended vectors beat it: {gap}.",
@@ -344,6 +348,20 @@ def _rival_sentence(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]
         )
         told += "the rival is better."
     return told
+
+
+def _after(row: Mapping[str, Any]) -> str:
+    """Name the rotation of the cheap rival at a width."""
+    return palette.transform_name(str(row["rival_transform"]))
+
+
+def rival_name(answer: Mapping[str, Any]) -> str:
+    """Name the cheap rival of a table with all widths: the stronger rotation at each."""
+    found = [_after(row) for row in answer["widths"] if row["rival"] is not None]
+    names = list(dict.fromkeys(found))
+    if len(names) <= 1:
+        return names[0] if names else palette.transform_name(frames.RIVAL_TRANSFORM)
+    return f"{' or '.join(sorted(names))}, whichever scores higher"
 
 
 def _smaller_sentence(
