@@ -40,6 +40,7 @@ def test_the_configuration_of_a_run_and_its_output_are_kept(fake_kedro):
             r"^no room \(exit code 3",
         ),
         ("raise SystemExit(1)", "^It said nothing"),
+        ("print('Error: a\\r 33%|# | 1/3'); raise SystemExit(1)", r"^a \(exit code 1"),
         ("import os; print('last', flush=True); os.kill(os.getpid(), 9)", r"^last \(exit code -9"),
     ],
 )

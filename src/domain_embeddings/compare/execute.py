@@ -164,7 +164,9 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def _last_words(log: Path) -> str:
     """Return what a run said last: its error message, else its last line."""
-    text = log.read_text(encoding="utf-8", errors="replace").strip()
+    text = log.read_text(encoding="utf-8", errors="replace")
+    # A progress bar may still be drawn after the message.
+    text = "\n".join(line for line in text.splitlines() if "%|" not in line).strip()
     message = text.rpartition("Error: ")[2] if "Error: " in text else text.rpartition("\n")[2]
     return " ".join(message.split())[:500] or "It said nothing"
 
