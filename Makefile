@@ -10,7 +10,7 @@ export MLFLOW_DISABLE_TELEMETRY ?= true
 export MLFLOW_SERVER_ENABLE_JOB_EXECUTION ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test bench lint format viz ui clean
+.PHONY: help install run ship test bench lint format viz ui clean
 
 help:  ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -24,6 +24,9 @@ install: $(STAMP)  ## Create .venv and install the project with its pinned depen
 
 run: $(STAMP)  ## Adapt the embedded model to the embedded code domain (ARGS=... is passed on)
 	$(BIN)/kedro run --pipelines=domain_adapt $(ARGS)
+
+ship: $(STAMP)  ## Export what the last run made: models of one width, ONNX, vectors, index (ARGS=...)
+	$(BIN)/kedro run --pipelines=export $(ARGS)
 
 test: $(STAMP)  ## Run the tests (ARGS=... is passed on)
 	$(BIN)/python -m pytest $(ARGS)

@@ -400,12 +400,15 @@ class SummaryHook:
         """Start without an answer."""
         self._catalog = catalog
         self._answer: dict[str, Any] | None = None
+        self._shipped: dict[str, Any] | None = None
 
     @hook_impl
     def after_dataset_saved(self, dataset_name: str, data: Any) -> None:
-        """Keep the recommendation."""
+        """Keep the recommendation, or what was shipped."""
         if dataset_name == "width_recommendation":
             self._answer = data
+        if dataset_name == "export_report":
+            self._shipped = data
 
     @hook_impl
     def on_pipeline_error(self, error: Exception) -> None:
@@ -415,7 +418,11 @@ class SummaryHook:
 
     @hook_impl
     def after_pipeline_run(self) -> None:
-        """Print the closing table and the places of report, model and UI."""
+        """Print the closing table and the places of report, model and UI, or of what is shipped."""
+        if self._shipped is not None:
+            from domain_embeddings.core.reporting.console import render_export
+
+            sys.stdout.write(f"\n{render_export(self._shipped)}\n")
         if self._answer is None:
             return
         from domain_embeddings.core.reporting.console import render

@@ -19,6 +19,7 @@ def fill(root):
 def test_a_folder_is_filled_and_described(tmp_path):
     data = FolderDataset(filepath=str(tmp_path / "f"), version=Version(None, "v1"))
     assert not data.exists()
+    assert data.preview() == "{}"
     data.save(fill)
     assert data.exists()
     assert data.load() == tmp_path / "f/v1/f"

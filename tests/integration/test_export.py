@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -209,6 +210,9 @@ def test_what_is_switched_off_is_left_out_and_the_report_says_so(finished, tmp_p
     off = "export.onnx=false,export.mlflow=false,export.index=null"
     result = project.run("--pipelines=export", f"--params={off}")
     assert result.exit_code == 0, result.output
+    tail = result.output[result.output.index("Shipped at width") :]
+    assert re.search(r"^exported_models +\d+ kB  /.*/exported_models$", tail, re.MULTILINE)
+    assert re.search(r"^onnx_models +left out \(export.onnx: false\)$", tail, re.MULTILINE)
     found = report(project)
     recommended = project.path(PLACES["width_recommendation"], finished.version)
     answer = json.loads(recommended.read_text("utf-8"))

@@ -20,7 +20,7 @@ from domain_embeddings.pipeline_registry import ON_REQUEST, STAGES, register_pip
 from domain_embeddings.settings import CONFIG_LOADER_ARGS
 
 ROOT = Path(__file__).parents[2]
-LAYERS = "raw intermediate primary feature model_input models model_output reporting export".split()
+LAYERS = "raw intermediate primary feature model_input models model_output reporting".split()
 INPUTS = {"raw_tasks", "reference_model", "export_corpus"}
 PIPELINES = register_pipelines()
 

@@ -81,7 +81,9 @@ class FolderDataset(AbstractVersionedDataset[Any, Path]):
             shutil.rmtree(partial, ignore_errors=True)
 
     def preview(self) -> JSONPreview:
-        """Show the manifest in Kedro-Viz."""
+        """Show the manifest in Kedro-Viz, which asks before there is one, too."""
+        if not self.exists():
+            return JSONPreview("{}")
         return JSONPreview(json.dumps(read_manifest(Path(self._get_load_path())), indent=2))
 
     def _exists(self) -> bool:

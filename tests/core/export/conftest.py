@@ -34,6 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory):
     basis = np.linalg.qr(np.random.default_rng(4).normal(size=(32, 32)))[0]
     rotate_model(made, basis, np.zeros(32))
     made.trained_widths = [8, 16, 32]
+    made.saved_path = "data/06_models/adapted_model/v1/adapted_model"
     return made
 
 

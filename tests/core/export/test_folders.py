@@ -42,7 +42,7 @@ def test_a_folder_says_what_it_is(exported, model, ranges):
     assert settings["base_model"] == {
         "model": "owner/base", "revision": "abc", "weight_hash": "0123"
     }  # fmt: skip
-    assert settings["adapted_model"]["weight_hash"] == weight_hash(model)
+    assert settings["adapted_model"] == {"version": "v1", "weight_hash": weight_hash(model)}
     loaded = SentenceTransformer(str(folder), device="cpu")
     assert settings["weight_hash"] == weight_hash(loaded) != weight_hash(model)
     low, high = settings["quantisation"]["int8"]

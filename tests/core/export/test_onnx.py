@@ -6,7 +6,13 @@ from tiny_models import tiny_family_model
 
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.export.folders import exported_folders, load_folder, read_settings
-from domain_embeddings.core.export.onnx import OnnxEncoder, check_onnx, export_onnx, ship_onnx
+from domain_embeddings.core.export.onnx import (
+    OnnxEncoder,
+    check_onnx,
+    export_onnx,
+    require_packages,
+    ship_onnx,
+)
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +82,17 @@ def test_what_cannot_be_exported_is_named_with_the_reason(tmp_path, monkeypatch)
     monkeypatch.setattr(type(model[1]), "forward", lambda self, features: int("a reason"))
     with pytest.raises(ParameterError, match=r"export.onnx: BertModel cannot be exported.*allowed"):
         export_onnx(model, tmp_path)
+
+
+def test_a_tokenizer_that_only_python_can_run_is_refused(tmp_path, monkeypatch):
+    model = tiny_family_model(tmp_path / "model", "bert")
+    monkeypatch.setattr(type(model.tokenizer), "is_fast", False)
+    with pytest.raises(ParameterError, match=r"has no tokenizer.json .*allowed: false"):
+        export_onnx(model, tmp_path)
+
+
+def test_packages_that_are_missing_are_named(monkeypatch):
+    require_packages()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ParameterError, match="needs the packages onnx, onnxruntime, which"):
+        require_packages()

@@ -170,6 +170,12 @@ class Shipment:
         named = getattr(self.model, "trained_widths", None) or []
         return sorted({*named, int(self.model.get_embedding_dimension() or 0)})
 
+    @property
+    def _version(self) -> str | None:
+        """Version of the adapted model in the catalog; its folder says nothing elsewhere."""
+        path = getattr(self.model, "saved_path", None)
+        return None if path is None else Path(path).parent.name
+
     def write(self, root: Path) -> dict[str, Any]:
         """Write one folder per width.
 
@@ -211,7 +217,7 @@ class Shipment:
             "max_length": source["max_length"],
             RANGES_KEY: {INT8: int8_ranges(self.ranges, width, source["weight_hash"])},
             "weight_hash": weight_hash(shipped),
-            "adapted_model": {"path": source["model"], "weight_hash": source["weight_hash"]},
+            "adapted_model": {"version": self._version, "weight_hash": source["weight_hash"]},
             "base_model": {key: self.base.get(key) for key in ("model", "revision", "weight_hash")},
             "versions": {name: version(name) for name in PACKAGES},
         }

@@ -42,6 +42,27 @@ def render(answer: Mapping[str, Any]) -> str:
     return "\n".join([*body, "", *words])
 
 
+def render_export(report: Mapping[str, Any]) -> str:
+    """Write what was shipped as plain text.
+
+    Args:
+        report: The entry ``export_report``.
+
+    Returns:
+        One line per entry with size and folder, or the parameter that left it out; no trailing
+        line break.
+    """
+    widths = wording.join([str(width) for width in report["widths"]])
+    lines = [f"Shipped at {'width' if len(report['widths']) == 1 else 'the widths'} {widths}:"]
+    for name, entry in report.items():
+        if name == "widths":
+            continue
+        size = wording.storage(entry["bytes"])
+        place = f"left out ({entry['skipped']})" if "skipped" in entry else entry["folder"]
+        lines.append(f"{name:<18} {'' if 'skipped' in entry else size:>8}  {place}")
+    return "\n".join(lines)
+
+
 def _cells(row: Mapping[str, Any]) -> list[str]:
     """Write one line of the table."""
     gap = wording.signed(row["difference"])
