@@ -16,7 +16,6 @@ from domain_embeddings.core.export.folders import quantiser_of, read_settings, w
 
 INDEX_FILE = "index.faiss"
 IDS_FILE = "ids.parquet"
-_STEPS = 255
 
 
 def write_index(source: Path, folder: Path) -> dict[str, Any]:
@@ -70,9 +69,7 @@ def _empty_index(width: int, quantiser: Quantiser) -> Any:
     )
     # What faiss would have learned from the first vectors: lowest value and range per coordinate.
     low, high = np.asarray(quantiser.ranges, dtype=np.float32)
-    # A constant coordinate has the step 1, as in `Quantiser`.
-    extent = np.where(high == low, np.float32(_STEPS), high - low)
-    faiss.copy_array_to_vector(np.concatenate([low, extent]), index.sq.trained)
+    faiss.copy_array_to_vector(np.concatenate([low, high - low]), index.sq.trained)
     index.is_trained = True
     return index
 
