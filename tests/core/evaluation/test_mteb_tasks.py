@@ -325,8 +325,9 @@ def test_reranking_without_candidates_is_refused(folder, tmp_path):
     card = (place / "README.md").read_text()
     (place / "README.md").write_text(card.partition("- config_name: top_ranked")[0] + "---\n")
     [task] = select_tasks(chosen(tmp_path, "AskUbuntuDupQuestions"))
-    with pytest.raises(DataError, match="which documents are the candidates of a query"):
-        mteb_tasks.load(task)
+    for check in (require_data, lambda tasks: mteb_tasks.load(tasks[0])):
+        with pytest.raises(DataError, match="which documents are the candidates of a query"):
+            check([task])
 
 
 def test_an_aggregate_is_all_of_its_tasks_and_their_revisions_can_be_set():

@@ -235,7 +235,11 @@ def _find(task: AbsTask) -> None:
     """Look a data set up without loading it."""
     place = task.metadata.dataset
     if isinstance(task, AbsTaskRetrieval):
-        datasets.get_dataset_config_names(place["path"], revision=place["revision"])
+        names = datasets.get_dataset_config_names(place["path"], revision=place["revision"])
+        # Some tasks make their candidates themselves.
+        loads = type(task).load_data is AbsTaskRetrieval.load_data
+        if loads and _reranks(task) and not any("top_ranked" in name for name in names):
+            raise DataError(_NO_CANDIDATES)
         return
     subsets = task.hf_subsets if task.metadata.is_multilingual else [place.get("name")]
     for subset in subsets:
@@ -253,6 +257,11 @@ def _require_revision(task: AbsTask, found: str) -> None:
         raise DataError(msg)
 
 
+# Of what is in its cache `datasets` lists no more than one configuration, and mteb would then rank
+# the whole corpus.
+_NO_CANDIDATES = (
+    "they do not tell which documents are the candidates of a query (configuration 'top_ranked')"
+)
 _ADVICE = (
     "To continue, make the hub reachable, point HF_HOME to a cache that holds the data, put them "
     "in hub form under <evaluation.mteb.folder>/<owner>/<name>, or remove the task from "
@@ -291,13 +300,15 @@ def _require_whole(task: AbsTask) -> None:
     for table in _tables(task.dataset):
         for file in table.cache_files:
             _require_revision(task, Path(file["filename"]).parent.name)
-    if not (isinstance(task, AbsTaskRetrieval) and "Reranking" in task.metadata.type):
+    if not _reranks(task):
         return
     for found in (found for splits in (task.dataset or {}).values() for found in splits.values()):
-        # `datasets` lists no more than one configuration of what it has in its cache.
         if found.get("top_ranked") is None:
-            msg = "the local cache does not tell which documents are the candidates of a query"
-            raise DataError(msg)
+            raise DataError(_NO_CANDIDATES)
+
+
+def _reranks(task: AbsTask) -> bool:
+    return isinstance(task, AbsTaskRetrieval) and "Reranking" in task.metadata.type
 
 
 def _tables(data: Any) -> Iterator[datasets.Dataset]:
