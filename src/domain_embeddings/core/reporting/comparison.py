@@ -19,7 +19,7 @@ from scipy.stats import norm
 from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.errors import DataError
 from domain_embeddings.core.reporting import palette, wording
-from domain_embeddings.core.reporting.frames import ADAPTED, AS_IS, MEAN, REFERENCE, RIVAL_TRANSFORM
+from domain_embeddings.core.reporting.frames import ADAPTED, AS_IS, MEAN, REFERENCE, RIVALS
 from domain_embeddings.core.statistics.bootstrap import interval
 from domain_embeddings.core.statistics.comparison import (
     Difference,
@@ -158,10 +158,10 @@ class Comparison:
 
     @property
     def contenders(self) -> list[Entry]:
-        """Entries that are compared in pairs: all as they are, and the cheap rival."""
-        rival = (UNTOUCHED, RIVAL_TRANSFORM)
+        """Entries that are compared in pairs: all as they are, and the cheap rivals."""
+        rivals = [(UNTOUCHED, transform) for transform in RIVALS]
         return [
-            e for e in self.entries if e.transform == AS_IS or (e.variant, e.transform) == rival
+            e for e in self.entries if e.transform == AS_IS or (e.variant, e.transform) in rivals
         ]
 
     @property
