@@ -76,26 +76,49 @@ class Shortlist:
 
 def _build(cut: np.ndarray, quantiser: Quantiser) -> Any:
     """Fill a faiss index with the codes of prefixes."""
+    index = empty_index(cut.shape[1], quantiser)
+    add_codes(index, quantiser.encode(cut), quantiser.precision)
+    return index
+
+
+def empty_index(width: int, quantiser: Quantiser) -> Any:
+    """Return a flat faiss index of the codes of a quantiser that holds none yet.
+
+    Args:
+        width: Number of coordinates m.
+        quantiser: What the codes are made with; an int8 index restores vectors from its ranges.
+    """
     import faiss
 
-    width = cut.shape[1]
-    codes = quantiser.encode(cut)
-    index: Any
     if quantiser.precision == FLOAT32:
-        index = faiss.IndexFlatIP(width)
-        index.add(np.ascontiguousarray(codes))
-    elif quantiser.precision == BINARY:
-        index = faiss.IndexBinaryFlat(8 * codes.shape[1])
+        return faiss.IndexFlatIP(width)
+    if quantiser.precision == BINARY:
+        # Whole bytes; the bits that fill the last one are the same in all vectors.
+        return faiss.IndexBinaryFlat(8 * -(-width // 8))
+    kind = faiss.ScalarQuantizer.QT_8bit
+    index: Any = faiss.IndexScalarQuantizer(width, kind, faiss.METRIC_INNER_PRODUCT)
+    # The stored ranges in place of what faiss would take from the corpus.
+    low, high = np.asarray(quantiser.ranges, dtype=np.float32)
+    faiss.copy_array_to_vector(np.concatenate([low, high - low]), index.sq.trained)
+    index.is_trained = True
+    return index
+
+
+def add_codes(index: Any, codes: np.ndarray, precision: str) -> None:
+    """Append codes to an index as they are: nothing is quantised a second time.
+
+    Args:
+        index: The result of `empty_index`.
+        codes: What `Quantiser.encode` returned.
+        precision: That of the quantiser.
+    """
+    codes = np.ascontiguousarray(codes)
+    if precision == FLOAT32:
+        index.add(codes)
+    elif precision == BINARY:
         index.add(unsigned(codes))
     else:
-        kind = faiss.ScalarQuantizer.QT_8bit
-        index = faiss.IndexScalarQuantizer(width, kind, faiss.METRIC_INNER_PRODUCT)
-        # The stored ranges in place of what faiss would take from the corpus.
-        low, high = np.asarray(quantiser.ranges, dtype=np.float32)
-        faiss.copy_array_to_vector(np.concatenate([low, high - low]), index.sq.trained)
-        index.is_trained = True
         index.add_sa_codes(unsigned(codes))
-    return index
 
 
 @contextmanager

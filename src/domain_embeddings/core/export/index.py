@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm.auto import tqdm
 
-from domain_embeddings.core.encoders.quantisation import BINARY, INT8, Quantiser, unsigned
+from domain_embeddings.core.encoders.quantisation import BINARY, Quantiser, unsigned
+from domain_embeddings.core.evaluation.search import add_codes, empty_index
 from domain_embeddings.core.export.corpus import read_blocks
 from domain_embeddings.core.export.folders import quantiser_of, read_settings, write_settings
 
@@ -35,14 +36,14 @@ def write_index(source: Path, folder: Path) -> dict[str, Any]:
     import faiss
 
     settings = read_settings(source)
-    index = _empty_index(settings["width"], quantiser_of(settings, settings["precision"]))
+    index = empty_index(settings["width"], quantiser_of(settings, settings["precision"]))
     names = pa.schema([("id", pa.string())])
     with (
         tqdm(total=settings["documents"], desc=f"index {settings['width']}", unit="text") as bar,
         pq.ParquetWriter(folder / IDS_FILE, names) as ids,
     ):
         for block, codes in read_blocks(source):
-            _add(index, codes, settings["precision"])
+            add_codes(index, codes, settings["precision"])
             ids.write_table(pa.table({"id": block}, schema=names))
             bar.update(len(block))
     write = faiss.write_index_binary if settings["precision"] == BINARY else faiss.write_index
@@ -53,35 +54,6 @@ def write_index(source: Path, folder: Path) -> dict[str, Any]:
         "vectors": int(index.ntotal),
         "bytes_per_vector": int(index.code_size),
     }
-
-
-def _empty_index(width: int, quantiser: Quantiser) -> Any:
-    """Return an index that knows its codes and holds none."""
-    import faiss
-
-    if quantiser.precision == BINARY:
-        # Whole bytes; the bits that fill the last one are the same in all vectors.
-        return faiss.IndexBinaryFlat(8 * -(-width // 8))
-    if quantiser.precision != INT8:
-        return faiss.IndexFlatIP(width)
-    index = faiss.IndexScalarQuantizer(
-        width, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT
-    )
-    # What faiss would have learned from the first vectors: lowest value and range per coordinate.
-    low, high = np.asarray(quantiser.ranges, dtype=np.float32)
-    faiss.copy_array_to_vector(np.concatenate([low, high - low]), index.sq.trained)
-    index.is_trained = True
-    return index
-
-
-def _add(index: Any, codes: np.ndarray, precision: str) -> None:
-    """Append stored codes to an index."""
-    if precision == INT8:
-        index.add_sa_codes(np.ascontiguousarray(unsigned(codes)))
-    elif precision == BINARY:
-        index.add(np.ascontiguousarray(unsigned(codes)))
-    else:
-        index.add(np.ascontiguousarray(codes))
 
 
 class VectorIndex:
