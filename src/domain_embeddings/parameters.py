@@ -354,7 +354,7 @@ class ReportingParameters(Section):
 
     tolerance: Fraction = 0.02
     quality_floor: Fraction | None = None
-    map_points: Count = 1_500
+    map_points: Count = 600
 
 
 class ExportParameters(Section):

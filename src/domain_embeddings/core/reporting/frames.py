@@ -321,18 +321,20 @@ def _neighbours(x: np.ndarray, seed: int) -> np.ndarray:
         return np.zeros((len(x), 2))
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
 
     # Few dimensions, few iterations and one thread: seconds, and the same picture every time.
     count = min(_TSNE_DIMENSIONS, *x.shape)
-    reduced = PCA(count, svd_solver="full").fit_transform(x)
     model = TSNE(
         perplexity=min(30.0, (len(x) - 1) / 3),
         init="pca",
-        max_iter=500,
+        max_iter=400,
         random_state=seed,
         n_jobs=1,
     )
-    return np.asarray(model.fit_transform(reduced.astype(np.float32)))
+    with threadpool_limits(1):
+        reduced = PCA(count, svd_solver="covariance_eigh").fit_transform(x)
+        return np.asarray(model.fit_transform(reduced.astype(np.float32)))
 
 
 def _sample_rows(
