@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import get_type_hints
 
@@ -219,8 +220,8 @@ def test_the_constraints_pin_what_the_project_requires():
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    for requirement in wanted:
+    wanted = [project["dependencies"], *project["optional-dependencies"].values()]
+    for requirement in chain.from_iterable(wanted):
         name = requirement.split(">")[0].split("=")[0].split("[")[0].strip().lower()
         assert name in pins, requirement
     assert yaml.safe_load((ROOT / ".telemetry").read_text()) == {"consent": False}

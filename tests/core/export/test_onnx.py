@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from tiny_models import tiny_family_model
@@ -68,6 +70,13 @@ def test_the_graph_with_int8_weights_is_smaller_and_said_to_be_near(shipped, tex
     assert found["int8"]["min_cosine"] == pytest.approx(cosines.min(), abs=1e-3)
     assert found["int8"]["max_abs_difference"] > found["max_abs_difference"]
     assert 0.9 < found["int8"]["min_cosine"] <= found["int8"]["mean_cosine"] < 1
+
+
+def test_an_export_needs_none_of_the_packages_of_the_other_exporter(model, tmp_path, monkeypatch):
+    for name in ("onnxscript", "onnx_ir"):
+        monkeypatch.setitem(sys.modules, name, None)
+    export_onnx(model, tmp_path)
+    assert (tmp_path / "model.onnx").is_file()
 
 
 @pytest.mark.parametrize("family", ["bge_m3", "modernbert", "qwen3"])
