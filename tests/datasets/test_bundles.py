@@ -127,12 +127,6 @@ def test_an_array_name_cannot_leave_the_directory(kind: type, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", DATASETS)
-def test_a_remote_path_is_refused(kind: type) -> None:
-    with pytest.raises(DatasetError, match="local disk"):
-        kind(filepath="s3://bucket/bundle")
-
-
-@pytest.mark.parametrize("kind", DATASETS)
 def test_the_preview_names_header_and_shapes(kind: type, tmp_path: Path) -> None:
     dataset = kind(filepath=str(tmp_path / "bundle"))
     dataset.save(_bundle())

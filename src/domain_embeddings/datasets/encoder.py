@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from kedro.io import AbstractDataset, AbstractVersionedDataset, DatasetError, Version
 
 from domain_embeddings.core.errors import ParameterError
+from domain_embeddings.datasets.local import OnLocalDisk
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
@@ -102,7 +103,7 @@ class ReferenceModelDataset(AbstractDataset):
         return {**self._arguments, "device": self._device}
 
 
-class SentenceTransformerDataset(AbstractVersionedDataset):
+class SentenceTransformerDataset(OnLocalDisk, AbstractVersionedDataset):
     """A versioned sentence-transformers folder, weights as safetensors only.
 
     The folder loads in plain ``SentenceTransformer(path)``. It is written beside its place and
@@ -123,9 +124,8 @@ class SentenceTransformerDataset(AbstractVersionedDataset):
         device: str = "auto",
         metadata: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(PurePosixPath(filepath), version)
+        super().__init__(filepath=filepath, version=version, metadata=metadata)
         self._device = device
-        self.metadata = metadata
 
     def load(self) -> Any:
         """Load the model; its attribute ``saved_path`` names the folder it came from."""
@@ -156,7 +156,7 @@ class SentenceTransformerDataset(AbstractVersionedDataset):
         return Path(self._get_load_path()).is_dir()
 
     def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._filepath), "version": self._version, "device": self._device}
+        return {**super()._describe(), "device": self._device}
 
 
 def _names_a_folder(source: str) -> bool:

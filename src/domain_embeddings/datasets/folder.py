@@ -6,16 +6,16 @@ import json
 import shutil
 import time
 import uuid
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from kedro.io import AbstractVersionedDataset, Version
+from kedro.io import AbstractVersionedDataset
 
 from domain_embeddings.core.export.manifest import MANIFEST, read_manifest, write_manifest
-from domain_embeddings.datasets.memmap_bundle import JSONPreview, local_path
+from domain_embeddings.datasets.local import JSONPreview, OnLocalDisk
 
 
-class FolderDataset(AbstractVersionedDataset[Any, Path]):
+class FolderDataset(OnLocalDisk, AbstractVersionedDataset[Any, Path]):
     """A versioned folder that a node fills while it is saved, and that loads as its path.
 
     What is saved is a function: it is given an empty folder beside the final place, fills it, and
@@ -31,26 +31,6 @@ class FolderDataset(AbstractVersionedDataset[Any, Path]):
               filepath: data/09_export/exported_models
               versioned: true
     """
-
-    def __init__(
-        self,
-        *,
-        filepath: str,
-        version: Version | None = None,
-        metadata: dict[str, Any] | None = None,
-    ) -> None:
-        """Point the data set at a local folder.
-
-        Args:
-            filepath: The folder (of all its versions, where versioned).
-            version: Version to load and to save, chosen by Kedro.
-            metadata: Ignored here; read by plugins such as Kedro-Viz.
-
-        Raises:
-            DatasetError: If ``filepath`` is not on a local disk.
-        """
-        super().__init__(PurePosixPath(local_path(filepath)), version)
-        self.metadata = metadata
 
     def load(self) -> Path:
         """Return the folder.
@@ -88,6 +68,3 @@ class FolderDataset(AbstractVersionedDataset[Any, Path]):
 
     def _exists(self) -> bool:
         return (Path(self._get_load_path()) / MANIFEST).is_file()
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": self._filepath, "version": self._version}

@@ -6,23 +6,20 @@ import json
 import shutil
 import uuid
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
-from typing import Any, NewType
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from kedro.io import AbstractVersionedDataset, DatasetError, Version
-from kedro.io.core import get_protocol_and_path
+from kedro.io import AbstractVersionedDataset, DatasetError
 
 from domain_embeddings.core.bundle import BlockArray, Bundle
-
-# Kedro-Viz chooses how to draw a preview by the name of its type.
-JSONPreview = NewType("JSONPreview", str)
+from domain_embeddings.datasets.local import JSONPreview, OnLocalDisk
 
 _HEADER = "header.json"
 _WRITE_BYTES = 16 * 1024 * 1024
 
 
-class MemmapBundleDataset(AbstractVersionedDataset[Bundle, Bundle]):
+class MemmapBundleDataset(OnLocalDisk, AbstractVersionedDataset[Bundle, Bundle]):
     """A directory with ``header.json`` and one ``<name>.npy`` per array, loaded memory-mapped.
 
     Arrays are written block by block, so neither saving nor loading needs the whole array in
@@ -36,26 +33,6 @@ class MemmapBundleDataset(AbstractVersionedDataset[Bundle, Bundle]):
               filepath: data/04_feature/relation_vectors
               versioned: true
     """
-
-    def __init__(
-        self,
-        *,
-        filepath: str,
-        version: Version | None = None,
-        metadata: dict[str, Any] | None = None,
-    ) -> None:
-        """Point the data set at a local directory.
-
-        Args:
-            filepath: Directory of the bundle (of all its versions, where versioned).
-            version: Version to load and to save, chosen by Kedro.
-            metadata: Ignored here; read by plugins such as Kedro-Viz.
-
-        Raises:
-            DatasetError: If ``filepath`` is not on a local disk.
-        """
-        super().__init__(PurePosixPath(local_path(filepath)), version)
-        self.metadata = metadata
 
     def load(self) -> Bundle:
         """Open the bundle; its arrays stay on disk until they are read.
@@ -101,18 +78,6 @@ class MemmapBundleDataset(AbstractVersionedDataset[Bundle, Bundle]):
 
     def _exists(self) -> bool:
         return (Path(self._get_load_path()) / _HEADER).is_file()
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": self._filepath, "version": self._version}
-
-
-def local_path(filepath: str) -> str:
-    """Return ``filepath`` without its protocol, refusing anything that is not on a local disk."""
-    protocol, path = get_protocol_and_path(filepath)
-    if protocol != "file":
-        msg = f"{filepath}: bundles are read by memory mapping and must be on a local disk"
-        raise DatasetError(msg)
-    return path
 
 
 def check_name(name: str) -> None:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from kedro.io import AbstractVersionedDataset, Version
+from kedro.io import AbstractVersionedDataset
+
+from domain_embeddings.datasets.local import OnLocalDisk
 
 
-class MtebResultsDataset(AbstractVersionedDataset):
+class MtebResultsDataset(OnLocalDisk, AbstractVersionedDataset):
     """A folder that mteb's ``ResultCache`` reads: ``results/<model>/<revision>/<task>.json``.
 
     Narrower and otherwise changed variants of a model lie below ``experiments/<variant>``, each
     with its ``model_meta.json``. The folder appears under its name only when it is complete.
-
-    Args:
-        filepath: Folder, below which the versions lie.
-        version: Set by Kedro.
-        metadata: Kept for Kedro-Viz.
 
     Example:
         ::
@@ -29,16 +26,6 @@ class MtebResultsDataset(AbstractVersionedDataset):
               filepath: data/07_model_output/mteb_results
               versioned: true
     """
-
-    def __init__(
-        self,
-        *,
-        filepath: str,
-        version: Version | None = None,
-        metadata: dict[str, Any] | None = None,
-    ) -> None:
-        super().__init__(PurePosixPath(filepath), version)
-        self.metadata = metadata
 
     def load(self) -> Any:
         """Return mteb's ``BenchmarkResults`` of all models and variants."""
@@ -61,6 +48,3 @@ class MtebResultsDataset(AbstractVersionedDataset):
 
     def _exists(self) -> bool:
         return Path(self._get_load_path()).is_dir()
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": str(self._filepath), "version": self._version}

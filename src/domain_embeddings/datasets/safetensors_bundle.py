@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import uuid
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kedro.io import AbstractVersionedDataset, DatasetError, Version
+from kedro.io import AbstractVersionedDataset, DatasetError
 
 from domain_embeddings.core.bundle import Bundle
-from domain_embeddings.datasets.memmap_bundle import (
-    JSONPreview,
-    check_finite,
-    check_name,
-    local_path,
-)
+from domain_embeddings.datasets.local import JSONPreview, OnLocalDisk
+from domain_embeddings.datasets.memmap_bundle import check_finite, check_name
 
 
-class SafetensorsBundleDataset(AbstractVersionedDataset[Bundle, Bundle]):
+class SafetensorsBundleDataset(OnLocalDisk, AbstractVersionedDataset[Bundle, Bundle]):
     """One safetensors file: the arrays, and the header as JSON in the metadata.
 
     Example:
@@ -30,26 +26,6 @@ class SafetensorsBundleDataset(AbstractVersionedDataset[Bundle, Bundle]):
               filepath: data/05_model_input/shrinkage.safetensors
               versioned: true
     """
-
-    def __init__(
-        self,
-        *,
-        filepath: str,
-        version: Version | None = None,
-        metadata: dict[str, Any] | None = None,
-    ) -> None:
-        """Point the data set at a local file.
-
-        Args:
-            filepath: File of the bundle (directory of its versions, where versioned).
-            version: Version to load and to save, chosen by Kedro.
-            metadata: Ignored here; read by plugins such as Kedro-Viz.
-
-        Raises:
-            DatasetError: If ``filepath`` is not on a local disk.
-        """
-        super().__init__(PurePosixPath(local_path(filepath)), version)
-        self.metadata = metadata
 
     def load(self) -> Bundle:
         """Read all arrays into memory.
@@ -102,9 +78,6 @@ class SafetensorsBundleDataset(AbstractVersionedDataset[Bundle, Bundle]):
 
     def _exists(self) -> bool:
         return Path(self._get_load_path()).is_file()
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": self._filepath, "version": self._version}
 
 
 def _checked(name: str, array: np.ndarray) -> np.ndarray:
