@@ -355,7 +355,7 @@ def _figures(comparison: Comparison) -> dict[str, Markup]:
 
 def curves(comparison: Comparison, group: str) -> Figure:
     """Draw the scores of all contenders by width, with their intervals as bars."""
-    figure = static._figure(4.6)
+    figure = static.new_figure(4.6)
     axes = figure.add_subplot()
     _lines(axes, comparison, group, 1.9)
     count = len(comparison.groups()[group])
@@ -368,7 +368,7 @@ def curves(comparison: Comparison, group: str) -> Figure:
 def task_curves(comparison: Comparison) -> Figure:
     """Draw every task in a panel of its own."""
     rows = math.ceil(len(comparison.tasks) / _COLUMNS)
-    figure = static._figure(2.5 * rows + 0.3)
+    figure = static.new_figure(2.5 * rows + 0.3)
     figure.supxlabel("width (dimensions)", fontsize=9, color=palette.INK)
     figure.supylabel("score (points of 100)", fontsize=9, color=palette.INK)
     for k, task in enumerate(comparison.tasks):
@@ -383,9 +383,9 @@ def task_curves(comparison: Comparison) -> Figure:
 
 def gains(comparison: Comparison) -> Figure:
     """Draw the paired difference of all contenders to the untouched model by width."""
-    figure = static._figure(4.2)
+    figure = static.new_figure(4.2)
     axes = figure.add_subplot()
-    static._style(axes)
+    static.style_axes(axes)
     axes.axhline(0, color=palette.MUTED, linewidth=1)
     untouched = comparison.entries[0]
     others = [entry for entry in comparison.contenders if entry is not untouched]
@@ -395,7 +395,7 @@ def gains(comparison: Comparison) -> Figure:
         points = [(each.value, each.low, each.high) for each in found]
         look = (*looks[entry.variant], 1.9, _shift(place, len(others)))
         _line(axes, comparison.widths, np.array(points), entry, look)
-    static._width_axis(axes, list(comparison.widths), 10)
+    static.width_axis(axes, list(comparison.widths), 10)
     axes.set_xlabel("width (dimensions)")
     axes.set_ylabel("minus untouched (points of 100)")
     _legend(axes)
@@ -404,14 +404,14 @@ def gains(comparison: Comparison) -> Figure:
 
 def _lines(axes: Axes, comparison: Comparison, group: str, line_width: float) -> None:
     """Draw one line per contender."""
-    static._style(axes)
+    static.style_axes(axes)
     entries, looks = comparison.contenders, _looks(comparison)
     for place, entry in enumerate(entries):
         found = [comparison.estimate(entry, group, width) for width in comparison.widths]
         points = np.array([(each.value, each.low, each.high) for each in found])
         look = (*looks[entry.variant], line_width, _shift(place, len(entries)))
         _line(axes, comparison.widths, points, entry, look)
-    static._width_axis(axes, list(comparison.widths), 10 if line_width > 1.5 else 7.5)  # noqa: PLR2004
+    static.width_axis(axes, list(comparison.widths), 10 if line_width > 1.5 else 7.5)  # noqa: PLR2004
 
 
 def _shift(place: int, count: int) -> float:

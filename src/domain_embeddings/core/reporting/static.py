@@ -44,7 +44,7 @@ def quality_png(scores: pd.DataFrame) -> Figure:
     main = frames.main_scores(scores)
     tasks = frames.task_names(main)
     lines = math.ceil(len(tasks) / _TASK_COLUMNS)
-    figure = _figure(4.2 + 1.9 * lines, facecolor="white")
+    figure = new_figure(4.2 + 1.9 * lines, facecolor="white")
     grid = figure.add_gridspec(1 + lines, _TASK_COLUMNS, height_ratios=[4.2, *[1.9] * lines])
     axes = figure.add_subplot(grid[0, :])
     _mean_panel(axes, main, len(tasks))
@@ -57,7 +57,7 @@ def quality_png(scores: pd.DataFrame) -> Figure:
 def quality_mean(scores: pd.DataFrame) -> Figure:
     """Draw the mean score by width with its confidence bands."""
     main = frames.main_scores(scores)
-    figure = _figure(3.9)
+    figure = new_figure(3.9)
     _mean_panel(figure.add_subplot(), main, len(frames.task_names(main)))
     return figure
 
@@ -78,7 +78,7 @@ def quality_tasks(scores: pd.DataFrame, *, general: bool = False) -> Figure | No
         return None
     tasks += [frames.GENERAL_MEAN] if general else []
     lines = max(1, math.ceil(len(tasks) / _TASK_COLUMNS))
-    figure = _figure(2.05 * lines + 0.6)
+    figure = new_figure(2.05 * lines + 0.6)
     for k, task in enumerate(tasks):
         _task_panel(figure.add_subplot(lines, _TASK_COLUMNS, k + 1), main, task)
     figure.supxlabel("width (dimensions)", fontsize=9, color=palette.INK)
@@ -97,7 +97,7 @@ def quality_tasks(scores: pd.DataFrame, *, general: bool = False) -> Figure | No
 def _mean_panel(axes: Axes, main: pd.DataFrame, tasks: int) -> None:
     """Draw the large panel."""
     _quality_lines(axes, main, frames.MEAN, 2.0)
-    _width_axis(axes, frames.evaluated_widths(main), 10)
+    width_axis(axes, frames.evaluated_widths(main), 10)
     axes.set_xlabel("width (dimensions)")
     axes.set_ylabel(f"mean of {wording.plural(tasks, 'task')} (points of 100)")
     axes.legend(
@@ -115,7 +115,7 @@ def _mean_panel(axes: Axes, main: pd.DataFrame, tasks: int) -> None:
 def _task_panel(axes: Axes, main: pd.DataFrame, task: str) -> None:
     """Draw one small panel."""
     _quality_lines(axes, main, task, 1.4)
-    _width_axis(axes, frames.evaluated_widths(main), 7.5)
+    width_axis(axes, frames.evaluated_widths(main), 7.5)
     metric = main.loc[main["task"] == task, "metric"].iloc[0]
     name = "mean of the general tasks" if task == frames.GENERAL_MEAN else task
     axes.set_title(name, fontsize=9, loc="left", color=palette.INK, pad=14)
@@ -125,7 +125,7 @@ def _task_panel(axes: Axes, main: pd.DataFrame, task: str) -> None:
 
 def _quality_lines(axes: Axes, main: pd.DataFrame, task: str, line_width: float) -> None:
     """Draw the lines of one task: colour says the model, dash the transform."""
-    _style(axes)
+    style_axes(axes)
     for model in (frames.REFERENCE, frames.ADAPTED):
         for transform in frames.transforms(main):
             rows = frames.curve(main, model, transform, task)
@@ -153,8 +153,14 @@ def _quality_lines(axes: Axes, main: pd.DataFrame, task: str, line_width: float)
                 )
 
 
-def _width_axis(axes: Axes, widths: list[int], size: float) -> None:
-    """Put the evaluated widths on a logarithmic axis of base 2."""
+def width_axis(axes: Axes, widths: list[int], size: float) -> None:
+    """Put the evaluated widths on a logarithmic axis of base 2.
+
+    Args:
+        axes: What to draw them on.
+        widths: The widths, rising.
+        size: Size of their labels in points.
+    """
     axes.set_xscale("log", base=2)
     axes.set_xticks(widths, [str(width) for width in widths], fontsize=size)
     axes.xaxis.set_minor_locator(NullLocator())
@@ -170,9 +176,9 @@ def quality_by_bytes(costs: pd.DataFrame, answer: Mapping[str, Any]) -> Figure |
     rows = frames.exact(costs)
     if rows.empty:
         return None
-    figure = _figure(4.4)
+    figure = new_figure(4.4)
     axes = figure.add_subplot()
-    _style(axes)
+    style_axes(axes)
     axes.set_xscale("log", base=2)
     edge = frames.frontier(costs)
     axes.plot(
@@ -252,9 +258,9 @@ def differences(scores: pd.DataFrame, width: int) -> Figure:
     }
     claims = {task: claim for task, claim in claims.items() if claim["value"] is not None}
     rows = sorted(claims, key=lambda task: (task != frames.MEAN, claims[task]["value"]))
-    figure = _figure(0.9 + 0.27 * len(rows))
+    figure = new_figure(0.9 + 0.27 * len(rows))
     axes = figure.add_subplot()
-    _style(axes, grid="x")
+    style_axes(axes, grid="x")
     axes.axvline(0, color=palette.MUTED, linewidth=1)
     for y, task in enumerate(rows):
         claim = claims[task]
@@ -281,10 +287,10 @@ def _difference_colour(verdict: str) -> str:
 def eigen_spectrum(eigenspace: Bundle, shrinkage: Bundle) -> Figure:
     """Draw the eigenvalues by rank and their cumulative share (docs/method.md, section 1)."""
     table = frames.spectrum(eigenspace, shrinkage)
-    figure = _figure(3.2)
+    figure = new_figure(3.2)
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     for axes in (left, right):
-        _style(axes)
+        style_axes(axes)
         axes.set_xlabel("rank of the direction")
     active, rest = table[table["active"]], table[~table["active"]]
     shrunk = table[table["shrunk"]]
@@ -332,9 +338,9 @@ def task_variance(geometry: pd.DataFrame) -> Figure | None:
     if table.empty:
         return None
     table = table[::-1]
-    figure = _figure(0.9 + 0.34 * len(table))
+    figure = new_figure(0.9 + 0.34 * len(table))
     axes = figure.add_subplot()
-    _style(axes, grid="x")
+    style_axes(axes, grid="x")
     height = 0.38
     for k, model in enumerate(table.columns):
         place = np.arange(len(table)) + height * (0.5 - k) * (len(table.columns) > 1)
@@ -354,10 +360,10 @@ def task_variance(geometry: pd.DataFrame) -> Figure | None:
 def relation_map(vectors: Bundle, points: int, seed: int) -> Figure:
     """Draw a sample of the relation vectors by source: principal directions, and t-SNE."""
     table, shares = frames.relation_points(vectors, points, seed)
-    figure = _figure(4.9)
+    figure = new_figure(4.9)
     left, right = figure.subplots(1, 2)
     for axes, (across, up) in ((left, ("x", "y")), (right, ("u", "v"))):
-        _style(axes)
+        style_axes(axes)
         for k, name in enumerate(vectors.header["sources"]):
             rows = table[table["source"] == name]
             axes.scatter(
@@ -393,11 +399,11 @@ def loss_curves(history: pd.DataFrame) -> Figure | None:
     if not names:
         return None
     rows = math.ceil(len(names) / _LOSS_COLUMNS)
-    figure = _figure(1.75 * rows + 0.2)
+    figure = new_figure(1.75 * rows + 0.2)
     colour = palette.MODEL_COLOURS["adapted"]
     for k, name in enumerate(names):
         axes = figure.add_subplot(rows, _LOSS_COLUMNS, k + 1)
-        _style(axes)
+        style_axes(axes)
         series = frames.loss_series(history, name)
         marker = "o" if len(series) == 1 else ""
         axes.plot(series["step"], series["value"], color=colour, alpha=0.4, linewidth=1)
@@ -443,15 +449,28 @@ def to_svg(figure: Figure, name: str, title: str) -> str:
     )
 
 
-def _figure(height: float, facecolor: str = "none") -> Figure:
-    """Make an empty figure of the common width (inches)."""
+def new_figure(height: float, facecolor: str = "none") -> Figure:
+    """Make an empty figure of the common width.
+
+    Args:
+        height: Height in inches.
+        facecolor: Colour behind everything; none by default.
+
+    Returns:
+        The figure, which makes room for labels by itself.
+    """
     figure = Figure(figsize=(_WIDTH, height), layout="constrained", facecolor=facecolor)
     figure.set_layout_engine("constrained", h_pad=0.08, w_pad=0.06)
     return figure
 
 
-def _style(axes: Axes, grid: str = "both") -> None:
-    """Quiet axes: no box, a light grid, muted ticks."""
+def style_axes(axes: Axes, grid: str = "both") -> None:
+    """Quiet axes: no box, a light grid, muted ticks.
+
+    Args:
+        axes: What to style.
+        grid: Where grid lines stand: ``x``, ``y`` or ``both``.
+    """
     axes.set_facecolor("none")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
