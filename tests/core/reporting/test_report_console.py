@@ -17,7 +17,7 @@ def test_the_table_is_aligned_and_marks_the_recommendation(scores):
     assert verdicts == {table[0].index("verdict")}
     assert all(len(line) <= 88 for line in lines)
     words = " ".join(lines)
-    assert "Corrected are all 42 comparisons with one rival" in words
+    assert "For each rival, all 42 comparisons are corrected together" in words
     assert "General text lost: over 2 general tasks" in words
     assert words.count("Ship width 128") == 1
     assert "Cheap rival, the untouched model after PCA with nothing trained: 67.6" in words

@@ -88,7 +88,8 @@ def test_the_answer_is_followed_by_the_cheap_rival_and_by_what_is_still_better(p
 
 def test_the_family_of_comparisons_and_its_correction_are_told(page):
     widths, tasks = len(report_data.WIDTHS), len(report_data.TASKS)
-    assert f"Corrected are all {widths * (tasks + 1)} comparisons with one rival" in page
+    words = f"For each rival, all {widths * (tasks + 1)} comparisons are corrected together"
+    assert words in page
     assert "corrected by Holm's method, is at most 0.05" in page.replace("&#39;", "'")
 
 

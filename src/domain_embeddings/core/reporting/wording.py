@@ -119,16 +119,16 @@ def correction(tests: int, confidence: float) -> str:
     """State when "better" and "worse" are said, and over which family of tests.
 
     Args:
-        tests: Number of comparisons in one family.
+        tests: Number of comparisons with one rival, which are a family of their own.
         confidence: Mass of the intervals (0..1).
     """
     return (
         "\N{LEFT DOUBLE QUOTATION MARK}Better\N{RIGHT DOUBLE QUOTATION MARK} and "
         "\N{LEFT DOUBLE QUOTATION MARK}worse\N{RIGHT DOUBLE QUOTATION MARK} are said only where "
         "the interval of the paired difference leaves out zero and its two-sided bootstrap "
-        f"p-value, corrected by Holm's method, is at most {1 - confidence:.2g}. Corrected are all "
-        f"{plural(tests, 'comparison')} with one rival: the mean and every task, at every width. "
-        "Intervals are those of single comparisons; p-values are shown corrected."
+        f"p-value, corrected by Holm's method, is at most {1 - confidence:.2g}. For each rival, "
+        f"all {plural(tests, 'comparison')} are corrected together: the mean and every task, at "
+        "every width. Intervals are those of single comparisons; p-values are shown corrected."
     )
 
 
