@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from mteb.models.model_meta import ModelMeta, ScoringFunction
-from mteb.similarity_functions import cos_sim, pairwise_cos_sim
 from mteb.types import PromptType
 
 from domain_embeddings.core.encoders.bank import EmbeddingBank
@@ -16,6 +15,7 @@ from domain_embeddings.core.encoders.prefix import prefix
 from domain_embeddings.core.encoders.prompts import Role, prompt_for
 from domain_embeddings.core.encoders.quantisation import BINARY, FLOAT32, Quantiser
 from domain_embeddings.core.evaluation.nested import NestedSearch, pair_similarities
+from domain_embeddings.core.evaluation.protocol import CosineEncoder
 from domain_embeddings.core.evaluation.transforms import Transform
 
 TaskPrompts = Mapping[str, Mapping[Role, str]]
@@ -187,7 +187,7 @@ class BankView:
         return self.transform.apply(self.bank.take(rows))
 
 
-class BankEncoder:
+class BankEncoder(CosineEncoder):
     """An encoder for mteb that transforms, truncates and quantises stored embeddings.
 
     It also follows mteb's search protocol: mteb's own search would rewrite the corpus as a new data
@@ -223,46 +223,23 @@ class BankEncoder:
         self.quantiser = quantiser or Quantiser()
         self.view = view or BankView(bank, prompts, transform)
         self.view.encoders.append(self)
-        self._meta = ModelMeta.create_empty(
-            overwrites={
-                "name": name,
-                "revision": str(bank.header.get("weight_hash", "local")),
-                "embed_dim": width,
-                "similarity_fn_name": ScoringFunction.COSINE,
-            }
+        super().__init__(
+            ModelMeta.create_empty(
+                overwrites={
+                    "name": name,
+                    "revision": str(bank.header.get("weight_hash", "local")),
+                    "embed_dim": width,
+                    "similarity_fn_name": ScoringFunction.COSINE,
+                }
+            )
         )
 
-    @property
-    def mteb_model_meta(self) -> ModelMeta:
-        """Metadata of the model."""
-        return self._meta
-
-    def encode(
-        self,
-        inputs: Any,
-        *,
-        task_metadata: Any,
-        hf_split: str,
-        hf_subset: str,
-        prompt_type: PromptType | None = None,
-        **kwargs: Any,
+    def _encode(
+        self, texts: Sequence[str], task_metadata: Any, prompt_type: PromptType | None
     ) -> np.ndarray:
-        """Return the embeddings of the texts of a data loader.
-
-        Args:
-            inputs: mteb's data loader; only the column ``text`` of its data set is read.
-            task_metadata: Metadata whose name selects the prompts.
-            hf_split: Ignored.
-            hf_subset: Ignored.
-            prompt_type: ``document`` for the documents of a retrieval task, else the anchor's side.
-            **kwargs: Ignored; there is nothing to compute in batches.
-
-        Returns:
-            Unit vectors of shape (n, width), float32.
-        """
+        # Only the documents of a retrieval task are the other side.
         role: Role = "positive" if prompt_type == PromptType.document else "anchor"
-        # The slice reads the column at once; iterating over it would read it row by row.
-        return self.embed(inputs.dataset["text"][:], task_metadata.name, role)
+        return self.embed(texts, task_metadata.name, role)
 
     def embed(self, texts: Sequence[str], task: str, role: Role) -> np.ndarray:
         """Return the embeddings of texts of a task.
@@ -326,28 +303,33 @@ class BankEncoder:
         Returns:
             Cosine similarity by query and document; of equal similarities the larger id is kept.
         """
-        ids = list(queries["id"][:])
-        asked = self.view.vectors(queries["text"][:], task_metadata.name, "anchor")
         if top_ranked is None:
-            values, rows = self.view.search(self, asked, top_k)
-            return {
-                query: {self._names[row]: value for row, value in zip(own, best, strict=True)}
-                for query, own, best in zip(ids, rows.tolist(), values.tolist(), strict=True)
-            }
-        candidates = [list(top_ranked.get(query, ())) for query in ids]
-        similar = self.view.compare(self, asked, candidates)
+            return self.nearest(queries, task_metadata.name, top_k)
+        return self.rank(queries, task_metadata.name, top_k, top_ranked)
+
+    def nearest(self, queries: Any, task: str, top_k: int) -> dict[str, dict[str, float]]:
+        """Find the most similar documents of all that are indexed; see `search`."""
+        asked = self.view.vectors(queries["text"][:], task, "anchor")
+        values, rows = self.view.search(self, asked, top_k)
         return {
-            query: _best(values, own, top_k)
-            for query, values, own in zip(ids, similar, candidates, strict=True)
+            query: {self._names[row]: value for row, value in zip(own, best, strict=True)}
+            for query, own, best in zip(
+                queries["id"][:], rows.tolist(), values.tolist(), strict=True
+            )
         }
 
-    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Return the cosine similarity of all pairs of rows."""
-        return cos_sim(embeddings1, embeddings2)
-
-    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Return the cosine similarity of corresponding rows."""
-        return pairwise_cos_sim(embeddings1, embeddings2)
+    def rank(
+        self, queries: Any, task: str, top_k: int, candidates: Mapping[str, Iterable[str]]
+    ) -> dict[str, dict[str, float]]:
+        """Find the most similar ones of the candidates of every query; see `search`."""
+        asked = self.view.vectors(queries["text"][:], task, "anchor")
+        ids = list(queries["id"][:])
+        own = [list(candidates.get(query, ())) for query in ids]
+        similar = self.view.compare(self, asked, own)
+        return {
+            query: _best(values, names, top_k)
+            for query, values, names in zip(ids, similar, own, strict=True)
+        }
 
 
 class ShortlistEncoder(BankEncoder):
@@ -372,21 +354,10 @@ class ShortlistEncoder(BankEncoder):
         super().index(corpus, task_metadata=task_metadata, **kwargs)
         self.small.index(corpus, task_metadata=task_metadata, **kwargs)
 
-    def search(
-        self,
-        queries: Any,
-        *,
-        task_metadata: Any,
-        top_k: int,
-        top_ranked: Mapping[str, Sequence[str]] | None = None,
-        **kwargs: Any,
-    ) -> dict[str, dict[str, float]]:
-        """Find candidates, unless the task brings them, and rank them; see `BankEncoder.search`."""
-        about = {"task_metadata": task_metadata, **kwargs}
-        if top_ranked is None:
-            found = self.small.search(queries, top_k=max(self.candidates, top_k), **about)
-            top_ranked = {query: list(documents) for query, documents in found.items()}
-        return super().search(queries, top_k=top_k, top_ranked=top_ranked, **about)
+    def nearest(self, queries: Any, task: str, top_k: int) -> dict[str, dict[str, float]]:
+        """Find candidates and rank them; see `BankEncoder.search`."""
+        found = self.small.nearest(queries, task, max(self.candidates, top_k))
+        return self.rank(queries, task, top_k, found)
 
 
 def _best(values: np.ndarray, names: Sequence[str], top_k: int) -> dict[str, float]:

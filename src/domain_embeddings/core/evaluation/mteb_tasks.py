@@ -33,7 +33,6 @@ from mteb.abstasks.retrieval import AbsTaskRetrieval
 from mteb.get_tasks import TASK_LIST
 from mteb.models.abs_encoder import get_prompt_name
 from mteb.models.model_meta import ModelMeta
-from mteb.similarity_functions import cos_sim, pairwise_cos_sim
 from mteb.types import PromptType
 from tqdm.auto import tqdm
 
@@ -42,6 +41,7 @@ from domain_embeddings.core.encoders.prefix import prefix
 from domain_embeddings.core.errors import DataError
 from domain_embeddings.core.evaluation.metrics import metric_name
 from domain_embeddings.core.evaluation.mteb_results import MtebResult, model_meta
+from domain_embeddings.core.evaluation.protocol import CosineEncoder
 from domain_embeddings.core.evaluation.scores import AS_IS, COLUMNS, MEAN_METRIC, MEAN_TASK
 from domain_embeddings.core.evaluation.tasks import preserved_random_state, quiet
 
@@ -359,8 +359,8 @@ def mteb_prompt(
     return next((named[name] for name in [*names, default] if name in named), "")
 
 
-class PrefixEncoder:
-    """mteb's encoder protocol on full-width vectors that are cut and normalised.
+class PrefixEncoder(CosineEncoder):
+    """An encoder for mteb of full-width vectors that are cut and normalised.
 
     Args:
         embed: Texts and prompt to full-width vectors.
@@ -380,51 +380,17 @@ class PrefixEncoder:
         default_prompt: str | None = None,
     ) -> None:
         """Keep the parts."""
+        super().__init__(meta)
         self.embed = embed
         self.prompts = prompts
         self.width = width
         self.default_prompt = default_prompt
-        self._meta = meta
 
-    @property
-    def mteb_model_meta(self) -> ModelMeta:
-        """Metadata of the model."""
-        return self._meta
-
-    def encode(
-        self,
-        inputs: Any,
-        *,
-        task_metadata: Any,
-        hf_split: str,
-        hf_subset: str,
-        prompt_type: PromptType | None = None,
-        **kwargs: Any,
+    def _encode(
+        self, texts: Sequence[str], task_metadata: Any, prompt_type: PromptType | None
     ) -> np.ndarray:
-        """Return the vectors of the texts of a data loader.
-
-        Args:
-            inputs: mteb's data loader; only the column ``text`` of its data set is read.
-            task_metadata: mteb's description of the task, which selects the prompt.
-            hf_split: Ignored.
-            hf_subset: Ignored.
-            prompt_type: Query, document, or neither.
-            **kwargs: Ignored; `embed` decides on batches.
-
-        Returns:
-            Unit vectors of shape (n, width), float32.
-        """
-        texts = list(inputs.dataset["text"][:])
         prompt = mteb_prompt(self.prompts, task_metadata, prompt_type, self.default_prompt)
         return np.asarray(prefix(self.embed(texts, prompt), self.width), dtype=np.float32)
-
-    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Return the cosine similarity of all pairs of rows."""
-        return cos_sim(embeddings1, embeddings2)
-
-    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Return the cosine similarity of corresponding rows."""
-        return pairwise_cos_sim(embeddings1, embeddings2)
 
 
 class RememberedTexts:
