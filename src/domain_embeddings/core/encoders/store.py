@@ -73,27 +73,6 @@ class Space:
         self.width = width
         self._store = store
 
-    def embed(
-        self,
-        model: SentenceTransformer,
-        texts: Sequence[str],
-        prompt: str = "",
-        *,
-        batch_tokens: int = 16_384,
-        show_progress: bool = True,
-    ) -> np.ndarray:
-        """Return the embeddings of texts; see `EmbeddingStore.embed`."""
-        if len(texts) == 0:
-            return np.empty((0, self.width), dtype=np.float32)
-        bundle = EmbeddingBank.build(
-            model,
-            ((prompt, text) for text in texts),
-            space=self,
-            batch_tokens=batch_tokens,
-            show_progress=show_progress,
-        )
-        return EmbeddingBank(bundle).lookup(texts, prompt)
-
     def read(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find stored vectors.
 
@@ -244,7 +223,7 @@ class EmbeddingStore:
     ) -> np.ndarray:
         """Return the embeddings of texts, encoding only those that no run has encoded.
 
-        Every call hashes the weights; for many calls with one model, use `space` once.
+        Every call hashes the weights.
 
         Args:
             model: The encoder.
@@ -259,9 +238,17 @@ class EmbeddingStore:
         Raises:
             DataError: A text has no finite embedding.
         """
-        return self.space(model).embed(
-            model, texts, prompt, batch_tokens=batch_tokens, show_progress=show_progress
+        space = self.space(model)
+        if len(texts) == 0:
+            return np.empty((0, space.width), dtype=np.float32)
+        bundle = EmbeddingBank.build(
+            model,
+            ((prompt, text) for text in texts),
+            space=space,
+            batch_tokens=batch_tokens,
+            show_progress=show_progress,
         )
+        return EmbeddingBank(bundle).lookup(texts, prompt)
 
     def space(self, model: SentenceTransformer) -> Space:
         """Return the stored vectors of a model as it is now.
