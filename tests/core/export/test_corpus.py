@@ -124,7 +124,7 @@ def test_files_are_read_alike_whatever_their_format(tmp_path):
         ('{"id": 1}', "c.jsonl:2: no column 'text'; available: id"),
         ('{"id": null, "text": "a"}', "c.jsonl:2: no value in column 'id'"),
         ("{", "c.jsonl:2: not valid JSON"),
-        ("[1]", "c.jsonl:2: a JSON object is needed, not list"),
+        ("[1]", "c.jsonl:2: must be a JSON object, got list"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, message):

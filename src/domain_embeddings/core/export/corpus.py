@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from domain_embeddings.core.encoders.prompts import prompt_for
 from domain_embeddings.core.encoders.quantisation import Quantiser
 from domain_embeddings.core.errors import DataError
 from domain_embeddings.core.export.folders import folder_name, quantiser_of, write_settings
+from domain_embeddings.core.tasks.readers import json_object
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -86,14 +86,7 @@ class CorpusFile:
                 if not line.strip():
                     continue
                 origin = f"{self.path}:{number}"
-                try:
-                    values = json.loads(line)
-                except json.JSONDecodeError as error:
-                    msg = f"{origin}: not valid JSON: {error.msg} (column {error.colno})"
-                    raise DataError(msg) from None
-                if not isinstance(values, dict):
-                    msg = f"{origin}: a JSON object is needed, not {type(values).__name__}"
-                    raise DataError(msg)
+                values = json_object(line, origin)
                 self._require_columns(origin, values)
                 yield origin, values[self.id_column], values[self.text_column]
 

@@ -116,6 +116,30 @@ def value_of(row: Row, column: str) -> Any:
     return values[column]
 
 
+def json_object(line: str, origin: str) -> dict[str, Any]:
+    """Read one line of a jsonl file.
+
+    Args:
+        line: The line.
+        origin: Where it stands, for messages.
+
+    Returns:
+        Its values by name.
+
+    Raises:
+        DataError: It is not valid JSON, or not an object.
+    """
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError as error:
+        msg = f"{origin}: not valid JSON: {error.msg} (column {error.colno})"
+        raise DataError(msg) from None
+    if not isinstance(values, dict):
+        msg = f"{origin}: must be a JSON object, got {type(values).__name__}"
+        raise DataError(msg)
+    return values
+
+
 def _read_text(path: str, resolved: Path) -> str:
     """Return the content of a UTF-8 file, with or without byte order mark."""
     data = resolved.read_bytes()
@@ -134,15 +158,7 @@ def _read_jsonl(path: str, resolved: Path) -> Iterator[Row]:
         if not line.strip():
             continue
         origin = f"{path}:{number}"
-        try:
-            values = json.loads(line)
-        except json.JSONDecodeError as error:
-            msg = f"{origin}: not valid JSON: {error.msg} (column {error.colno})"
-            raise DataError(msg) from None
-        if not isinstance(values, dict):
-            msg = f"{origin}: must be a JSON object, got {type(values).__name__}"
-            raise DataError(msg)
-        yield origin, values
+        yield origin, json_object(line, origin)
 
 
 def _delimited(delimiter: str) -> Callable[[str, Path], Iterator[Row]]:
