@@ -28,8 +28,9 @@ run: $(STAMP)  ## Adapt the embedded model to the embedded code domain (ARGS=...
 ship: $(STAMP)  ## Export what the last run made: models of one width, ONNX, vectors, index (ARGS=...)
 	$(BIN)/kedro run --pipelines=export $(ARGS)
 
+# A file of tests stays in one process, which shares what its fixtures have made.
 test: $(STAMP)  ## Run the tests (ARGS=... is passed on)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile $(ARGS)
 
 bench: $(STAMP)  ## Measure training speed against sentence-transformers (ARGS=... is passed on)
 	$(BIN)/python -m benchmarks.training $(ARGS)

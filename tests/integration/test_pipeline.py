@@ -162,7 +162,7 @@ def test_a_stage_runs_again_from_persisted_data(finished, project):
 def test_named_versions_give_the_metrics_of_the_run_that_made_them(finished, project):
     result = project.run("--pipelines=training,evaluation", "--params=training.steps=1")
     assert result.exit_code == 0, result.output
-    result = project.run("--nodes=embed_adapted,score", f"--load-versions=adapted_model:{finished.version}")  # fmt: skip  # noqa: E501
+    result = project.run("--nodes=embed_adapted,fit_quantisation,score", f"--load-versions=adapted_model:{finished.version}")  # fmt: skip  # noqa: E501
     assert result.exit_code == 0, result.output
     first, other, again = (project.frame(SCORES, v) for v in project.versions(SCORES))
     assert not first["value"].equals(other["value"])
