@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+# Whoever sets up logging first decides how wide its lines are for all tests of a process.
+os.environ.setdefault("COLUMNS", "400")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("DO_NOT_TRACK", "true")
