@@ -6,6 +6,8 @@ misspelt ``--params`` never passes silently.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -321,7 +323,7 @@ class EvaluationParameters(Section):
     precisions: list[Literal["float32", "int8", "binary"]] = ["float32", "int8", "binary"]
     batch_tokens: Count = 16_384
     store: StoreParameters | None = StoreParameters()
-    fit_pairs: Count = 2_000
+    fit_pairs: Annotated[int, Field(ge=2)] = 2_000
     bootstrap: Annotated[int, Field(ge=0)] = 2_000
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
     max_general_drop: Fraction | None = None
@@ -381,7 +383,8 @@ class ExportParameters(Section):
 class Parameters(Section):
     """All parameters of the project."""
 
-    seed: Annotated[int, Field(ge=0)] = 0
+    # NumPy's generators, which mteb draws with, take no larger one.
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     widths: list[Count] = [16, 32, 64, 128, 256, 384]
     curation: CurationParameters = CurationParameters()
     relations: RelationsParameters = RelationsParameters()
@@ -481,7 +484,18 @@ def _describe(detail: Any) -> str:
     if detail["type"] == "extra_forbidden":
         return f"  {key}: unknown parameter{_known(detail['loc'])}"
     said = detail["msg"].removeprefix("Value error, ")
-    return f"  {key}: {said} (got {detail['input']!r})" if key else f"  {said}"
+    if detail["type"] == "value_error" and isinstance(detail["input"], Mapping):
+        # A check of a whole section names its keys itself, one problem a line.
+        lines = [_below(key, line.strip()) for line in said.split("\n")]
+        return "\n".join(f"  {line}" for line in lines)
+    return f"  {key}: {said} (got {detail['input']!r})"
+
+
+def _below(section: str, said: str) -> str:
+    """Write out the key that a message about a section begins with, if it begins with one."""
+    if not section:
+        return said
+    return f"{section}{'.' if re.match(r'[a-z_.]+: ', said) else ': '}{said}"
 
 
 def _known(location: tuple[Any, ...]) -> str:

@@ -33,6 +33,11 @@ BAD = {
     "nothing": (Request(), "Nothing to compare"),
     "a seed that is no number": (Request("mrl", seeds="0,x"), "--seeds: '0,x'"),
     "a seed twice": (Request("mrl", seeds="1,1"), "--seeds: '1,1'"),
+    "a seed twice, written differently": (Request("mrl", seeds="1,01"), "--seeds: '1,01'"),
+    "a seed that no generator takes": (
+        Request("mrl", seeds="4294967296"),
+        "mrl: The parameters are not valid:\n  seed: Input should be less than 4294967296",
+    ),
     "a value out of range": (
         Request(variants=["slow:training.batch_size=1"]),
         "slow: The parameters are not valid:\n  training.batch_size",
@@ -43,8 +48,15 @@ BAD = {
     "a name twice": (Request("mic", variants=["mic:training.gamma=1"]), "'mic' is there twice"),
     "the seed as a parameter": (Request(variants=["a:seed=3"]), "--seeds 0,1,2"),
     "a width that is not scored": (Request("mrl", width=5), "--width: 5; allowed: 16, 64"),
+    "a width that a variant does not score": (
+        Request("mrl", variants=["small:widths=[16]"], width=64),
+        "--width: 64; allowed: 16",
+    ),
     "a name that is a path": (Request("mrl", name="../x"), "--name: '../x'"),
     "runs and methods": (Request("mrl", runs="a"), "compare runs that exist"),
+    "runs and a filter": (Request(runs="a", query="b"), "allowed: one of the two"),
+    "runs without an id": (Request(runs=","), "--runs: ','; allowed: different ids"),
+    "a run twice": (Request(runs="a,b,a"), "--runs: 'a,b,a'; allowed: different ids"),
     "runs without a server": (Request(runs="a"), "server is not reachable"),
 }
 

@@ -168,6 +168,36 @@ def test_a_parameter_error_begins_with_the_key_as_it_is_written(training, messag
         check_parameters({"training": training})
 
 
+@pytest.mark.parametrize(
+    ("section", "value", "message"),
+    [
+        (
+            "evaluation",
+            {"transforms": []},
+            "  evaluation.transforms: must hold 'none' and no name twice, got []",
+        ),
+        (
+            "training",
+            {"rotation": {"when": "none", "centre": True}},
+            "  training.rotation: centre needs a rotation to be part of; allowed with when: init, "
+            "final, both",
+        ),
+    ],
+)
+def test_an_error_of_several_keys_does_not_repeat_their_whole_section(section, value, message):
+    with pytest.raises(ParameterError) as error:
+        check_parameters({section: value})
+    assert str(error.value).splitlines()[1:] == [message]
+
+
+def test_several_problems_of_a_section_begin_with_their_keys():
+    with pytest.raises(ParameterError) as error:
+        check_parameters({"evaluation": {"mteb": {"tasks": ["STS99"], "benchmark": "None"}}})
+    _, first, second = str(error.value).splitlines()
+    assert first.startswith("  evaluation.mteb.tasks: 'STS99' is not a task")
+    assert second.startswith("  evaluation.mteb.benchmark: 'None' is not a benchmark")
+
+
 def test_an_environment_leaves_the_rest_of_a_section_alone(tmp_path):
     from domain_embeddings.settings import CONFIG_LOADER_ARGS
 
@@ -192,6 +222,7 @@ def test_an_environment_leaves_the_rest_of_a_section_alone(tmp_path):
         ("export", {"widths": [16, 8]}, "strictly increasing"),
         ("export", {"widths": []}, "at least 1 item"),
         ("evaluation", {"precisions": ["int8"]}, "must hold 'float32'"),
+        ("evaluation", {"fit_pairs": 1}, "evaluation.fit_pairs: Input should be greater than"),
     ],
 )
 def test_options_that_would_be_ignored_or_fail_late_are_refused(section, value, message):

@@ -131,7 +131,12 @@ def _compare_cells(project: Project, request: Request, say: Callable[[str], None
     """Run what is missing, and compare all of it."""
     settings = parse_settings(request.methods, request.variants)
     cells = plan_cells(project, settings, parse_seeds(request.seeds))
-    widths = project.parameters.widths
+    # A variant may change the widths; to find that out after the runs would be late.
+    widths = [
+        width
+        for width in project.parameters.widths
+        if all(width in cell.parameters.widths for cell in cells)
+    ]
     if request.width is not None and request.width not in widths:
         msg = f"--width: {request.width}; allowed: {', '.join(map(str, widths))}"
         raise ParameterError(msg)
@@ -177,6 +182,13 @@ def _compare_tracked(project: Project, request: Request, say: Callable[[str], No
     if request.methods or request.variants:
         msg = "--runs and --filter compare runs that exist; allowed: without --methods, --variant"
         raise ParameterError(msg)
+    if request.runs and request.query is not None:
+        msg = "--runs, --filter: either names the runs; allowed: one of the two"
+        raise ParameterError(msg)
+    ids = [part.strip() for part in request.runs.split(",") if part.strip()]
+    if request.runs and (not ids or len({*ids}) < len(ids)):
+        msg = f"--runs: '{request.runs}'; allowed: different ids of runs, for example id1,id2"
+        raise ParameterError(msg)
     from domain_embeddings.compare.gather import Server, from_mlflow
     from domain_embeddings.core.reporting.comparison import compare_runs
 
@@ -184,7 +196,6 @@ def _compare_tracked(project: Project, request: Request, say: Callable[[str], No
     if server is None:
         msg = "--runs, --filter: the tracking server is not reachable, see the warning above"
         raise DataError(msg)
-    ids = [part.strip() for part in request.runs.split(",") if part.strip()]
     with tempfile.TemporaryDirectory() as folder:
         runs, notes = from_mlflow(server, ids, request.query or "", Path(folder))
     say(f"{len(runs)} runs: {', '.join(f'{run.variant} (seed {run.seed})' for run in runs)}")

@@ -140,10 +140,11 @@ def parse_seeds(text: str) -> list[int]:
         ParameterError: Naming the option and what is allowed.
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() for part in parts) or len({*parts}) < len(parts):
+    seeds = [int(part) for part in parts if part.isdecimal()]
+    if not parts or len({*seeds}) < len(parts):
         msg = f"--seeds: '{text}'; allowed: different whole numbers from 0, for example 0,1,2"
         raise ParameterError(msg)
-    return [int(part) for part in parts]
+    return seeds
 
 
 def parse_settings(methods: str, variants: Sequence[str]) -> list[Setting]:

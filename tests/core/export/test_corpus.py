@@ -125,13 +125,21 @@ def test_files_are_read_alike_whatever_their_format(tmp_path):
         ('{"id": null, "text": "a"}', "c.jsonl:2: no value in column 'id'"),
         ("{", "c.jsonl:2: not valid JSON"),
         ("[1]", "c.jsonl:2: must be a JSON object, got list"),
+        ('{"id": 2, "text": "cut \\ud83d"}', r"c.jsonl:2: '\\ud83d' is half a character"),
+        ('{"id": 2, "text": "caf\udce9"}', "c.jsonl:2: not UTF-8"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, message):
     path = tmp_path / "c.jsonl"
-    path.write_text('{"id": 1, "text": "a"}\n' + line, encoding="utf-8")
+    path.write_text('{"id": 1, "text": "a"}\n' + line, "utf-8", errors="surrogateescape")
     with pytest.raises(DataError, match=message):
         list(CorpusFile(path).documents(""))
+
+
+def test_what_is_no_parquet_file_is_named(tmp_path):
+    (tmp_path / "c.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(DataError, match=r"c.parquet: not a readable parquet file"):
+        list(CorpusFile(tmp_path / "c.parquet").documents(""))
 
 
 def test_a_parquet_file_without_the_column_is_named(tmp_path):

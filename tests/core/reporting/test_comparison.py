@@ -92,6 +92,14 @@ def test_the_answer_claims_what_is_shown_and_names_the_first_of_many(one_seed):
     assert "better than twin_0, twin_1, twin_2, twin_3, twin_4 and 7 others." in said
 
 
+def test_the_answer_names_whoever_the_correction_leaves_open(one_seed):
+    first, second, *others = one_seed.ranking(64)
+    ranking = [first, {**second, "best_verdict": "not after correction"}, *others]
+    said = answer(one_seed, ranking, 64)
+    assert said.endswith(f"It is not told apart from {second['entry'].name}.")
+    assert "all others" not in said
+
+
 def test_seeds_widen_what_test_rows_alone_leave(one_seed, seeds):
     narrow, wide = (
         c.difference(entry(c, "mic"), entry(c, "untouched"), "mean", 64) for c in (one_seed, seeds)

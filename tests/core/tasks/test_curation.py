@@ -166,6 +166,27 @@ def test_a_held_out_query_without_a_relevant_document_is_dropped_and_counted(tas
             "one label only ('x') in split 'train' (train.csv)",
         ),
         (
+            "multilabel",
+            [
+                single("train", ("a", '["x"]'), ("b", '["y"]')),
+                single("test", ("c", "[]"), ("d", "[]")),
+            ],
+            "no label at all in split 'test' (test.csv)",
+        ),
+        (
+            "classification",
+            [GOOD, single("test", ("e", "z"), ("f", "z"))],
+            "no test rows are left to evaluate (test.csv); dropped: 2 label absent from training",
+        ),
+        (
+            "sts",
+            [
+                pairs("train", *"ab cd".split(), score=1),
+                pairs("test", *"ab ab ef".split(), score=2),
+            ],
+            "one score only (2) in split 'test' (test.csv); dropped: 1 duplicate",
+        ),
+        (
             "retrieval",
             [pairs("train", *"ab cd".split(), score=1), pairs("test", *"ab cd".split(), score=0)],
             "no relevant document (score above 0) in split 'test' (test.csv)",

@@ -80,6 +80,11 @@ def test_missing_file_names_the_resolved_path(tmp_path):
         ("e.jsonl", "\n\n", "e.jsonl: the file has no rows"),
         ("e.jsonl", '{"a": 1}\n{"a": \n', "e.jsonl:2: not valid JSON: Expecting value"),
         ("e.jsonl", '{"a": 1}\n[1]\n', "e.jsonl:2: must be a JSON object, got list"),
+        (
+            "e.jsonl",
+            '{"a": ["\\uD83D\\ude00"]}\n{"a": ["\\uD83D"]}\n',
+            "e.jsonl:2: '\\ud83d' is half a",
+        ),
         ("e.csv", "a,b\n1,2\n1,2,3\n", "e.csv:3: 3 columns where the header has 2"),
         ("e.tsv", "a\tb\n1\n", "e.tsv:2: 1 columns where the header has 2"),
         ("e.csv", 'a,b\n1,"2\n3,4\n', "e.csv:2: not valid csv: unexpected end of data"),

@@ -81,17 +81,27 @@ class CorpusFile:
             yield Document(str(name), prompt + content, not content.strip(), origin)
 
     def _jsonl(self) -> Iterator[tuple[str, Any, Any]]:
-        with self.path.open(encoding="utf-8-sig") as file:
+        # Lines as bytes: a reader of text decodes ahead, and could not say which line is broken.
+        with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
                 origin = f"{self.path}:{number}"
-                values = json_object(line, origin)
+                try:
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError:
+                    msg = f"{origin}: not UTF-8; save the file as UTF-8"
+                    raise DataError(msg) from None
+                if not text.strip():
+                    continue
+                values = json_object(text, origin)
                 self._require_columns(origin, values)
                 yield origin, values[self.id_column], values[self.text_column]
 
     def _parquet(self) -> Iterator[tuple[str, Any, Any]]:
-        file = pq.ParquetFile(self.path)
+        try:
+            file = pq.ParquetFile(self.path)
+        except (pa.ArrowException, OSError) as error:
+            msg = f"{self.path}: not a readable parquet file: {error}"
+            raise DataError(msg) from None
         self._require_columns(str(self.path), file.schema_arrow.names)
         columns = [self.id_column, self.text_column]
         number = 0

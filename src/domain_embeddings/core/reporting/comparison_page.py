@@ -34,6 +34,7 @@ _SPEED = {
     "steps": "steps",
 }
 _OWN = ("seed", "training.seed")
+_NOT_TOLD_APART = (wording.NOISE, wording.UNCORRECTED, wording.SAME)
 
 
 def render_comparison(
@@ -91,9 +92,10 @@ def answer(comparison: Comparison, ranking: Sequence[Mapping[str, Any]], width: 
     shown = f"{wording.points(score.value)} {wording.interval(score.low, score.high)}".strip()
     named = {
         verdict: [row["entry"].name for row in ranking[1:] if row["best_verdict"] == verdict]
-        for verdict in (wording.WORSE, wording.NOISE, wording.SAME, wording.UNKNOWN)
+        for verdict in (wording.WORSE, *_NOT_TOLD_APART, wording.UNKNOWN)
     }
-    beaten, open_ = named[wording.WORSE], [*named[wording.NOISE], *named[wording.SAME]]
+    beaten = named[wording.WORSE]
+    open_ = [name for verdict in _NOT_TOLD_APART for name in named[verdict]]
     said = [f"At width {width}, {first['entry'].name} has the highest mean score: {shown}."]
     if beaten and len(beaten) == len(ranking) - 1:
         said.append("It is shown to be better than all others.")

@@ -57,7 +57,7 @@ def curate(
             for split in SPLITS
             if (mine["split"] == split).any()
         }
-        problems += [f"Task '{name}': {problem}" for problem in _problems(kept, spec)]
+        problems += [f"Task '{name}': {problem}" for problem in _problems(kept, spec, dropped)]
     if problems:
         raise DataError("\n".join(problems))
     return concat_records(frames), {"tasks": report}
@@ -160,20 +160,28 @@ def _conflicting(frame: pd.DataFrame, keys: pd.Series, spec: TaskSpec) -> pd.Ser
     return (distinct > 1) & frame["text"].notna()
 
 
-def _problems(frame: pd.DataFrame, spec: TaskSpec) -> Iterator[str]:
-    """Say why a task cannot be used as its spec asks."""
+def _problems(frame: pd.DataFrame, spec: TaskSpec, dropped: Dropped) -> Iterator[str]:
+    """Say why a task cannot be used as its spec asks, and what was dropped: no report will."""
     evaluate = "evaluate" in spec.uses
     needed = ["train"] if "train" in spec.uses or spec.type in PROBE_TYPES else []
     if evaluate:
         held_out = [split for split in HELD_OUT if (frame["split"] == split).any()]
         if not held_out:
-            yield f"no test rows are left to evaluate ({spec.where('test')})"
+            lost = _lost(dropped, *HELD_OUT)
+            yield f"no test rows are left to evaluate ({spec.where('test')}){lost}"
         needed += held_out
     for split in needed:
         mine = frame[(frame["split"] == split) & frame["text"].notna()]
         shortage = _shortage(mine, spec, split)
         if shortage:
-            yield f"{shortage} in split '{split}' ({spec.where(split)})"
+            yield f"{shortage} in split '{split}' ({spec.where(split)}){_lost(dropped, split)}"
+
+
+def _lost(dropped: Dropped, *splits: str) -> str:
+    """Count the rows of splits that were dropped, by reason; empty if there are none."""
+    counts = sum((dropped[split] for split in splits), Counter[str]())
+    reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items())
+    return f"; dropped: {reasons}" if reasons else ""
 
 
 def _shortage(frame: pd.DataFrame, spec: TaskSpec, split: str) -> str | None:  # noqa: PLR0911
@@ -184,6 +192,8 @@ def _shortage(frame: pd.DataFrame, spec: TaskSpec, split: str) -> str | None:  #
         return "one row only"
     labelled = spec.type in LABEL_TYPES or (spec.type == "pair_classification" and split != "train")
     labels = _distinct_labels(frame, spec) if labelled else set()
+    if labelled and not labels:
+        return "no label at all"
     if labelled and len(labels) < _MIN_ROWS:
         return f"one label only ('{''.join(labels)}')"
     if spec.type == "sts" and split != "train" and frame["score"].nunique() < _MIN_ROWS:

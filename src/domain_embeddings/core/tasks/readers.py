@@ -121,13 +121,14 @@ def json_object(line: str, origin: str) -> dict[str, Any]:
 
     Args:
         line: The line.
-        origin: Where it stands, for messages.
+        origin: Where it is, for messages.
 
     Returns:
-        Its values by name.
+        Values by column name.
 
     Raises:
-        DataError: It is not valid JSON, or not an object.
+        DataError: It is no JSON object, or holds half a character, as a text does that was cut in
+            the middle of an emoji.
     """
     try:
         values = json.loads(line)
@@ -137,6 +138,14 @@ def json_object(line: str, origin: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         msg = f"{origin}: must be a JSON object, got {type(values).__name__}"
         raise DataError(msg)
+    # Only an escape can make one: the file itself is UTF-8.
+    if "\\ud" in line.lower():
+        try:
+            json.dumps(values, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(str(error.object)[error.start]):04x}"
+            msg = f"{origin}: '{half}' is half a character, whose other half is missing"
+            raise DataError(msg) from None
     return values
 
 
