@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,21 +81,45 @@ class TokenInput:
         return inputs
 
 
-@torch.no_grad()
 def _gives_equal_outputs(model: SentenceTransformer, tokens: TokenInput) -> bool:
     """Say whether embeddings in the place of token ids leave the outputs as they are."""
-    chunk = pad_rows(model, tokenise(model, PROBE))
-    chunk = {name: value.to(model.device) for name, value in chunk.items()}
+
+    def embedded(padded: dict[str, Tensor]) -> Tensor:
+        return last_states(model, tokens.embed([padded])[0])
+
+    return outputs_agree(model, tokenise(model, PROBE), embedded)
+
+
+@torch.no_grad()
+def outputs_agree(
+    model: SentenceTransformer,
+    rows: Sequence[dict[str, list[int]]],
+    other: Callable[[dict[str, Tensor]], Tensor],
+) -> bool:
+    """Say whether another way to run a backbone gives its own outputs.
+
+    Args:
+        model: The encoder, left in the mode that it was in.
+        rows: Tokenised texts to try it on.
+        other: From the padded batch of these texts to the last hidden states of their tokens, (T,
+            d) in the order of `last_states`.
+
+    Returns:
+        False also where the other way fails.
+    """
+    padded = {name: value.to(model.device) for name, value in pad_rows(model, rows).items()}
     training = model.training
     model.eval()
     try:
-        expected = last_states(model, chunk)
-        given = last_states(model, tokens.embed([chunk])[0])
-    # Every backbone has its own way of saying that it cannot do without ids.
+        expected = last_states(model, padded)
+        given = other(padded).float()
+    # Every backbone has its own way of saying that it cannot.
     except (AttributeError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):
         return False
     finally:
         model.train(training)
+    if given.shape != expected.shape:
+        return False
     return bool(torch.allclose(given, expected, rtol=_TOLERANCE, atol=_TOLERANCE))
 
 

@@ -14,8 +14,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from domain_embeddings.core.encoders.backbones import PROBE, last_states, padding_position
-from domain_embeddings.core.encoders.batching import pad_rows, tokenise
+from domain_embeddings.core.encoders.backbones import PROBE, outputs_agree, padding_position
+from domain_embeddings.core.encoders.batching import tokenise
 from domain_embeddings.core.encoders.loading import backbone
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ GROUPS = "packed_groups"
 BOUNDS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 # Longer than the window of local layers, unless the model takes no such text.
 _LONG = "word " * 200
-_TOLERANCE = 1e-3
 
 
 def pack_rows(model: SentenceTransformer, rows: Sequence[dict[str, list[int]]]) -> dict[str, Any]:
@@ -162,7 +161,6 @@ def packing(model: SentenceTransformer, *, on: bool = True) -> Iterator[None]:
         module.model_forward_params = known
 
 
-@torch.no_grad()
 def can_pack(model: SentenceTransformer) -> bool:
     """Say whether packed rows give a model's own outputs, measured on texts of several lengths.
 
@@ -170,22 +168,13 @@ def can_pack(model: SentenceTransformer) -> bool:
     other ways; nothing but the result tells.
     """
     rows = sorted(tokenise(model, (*PROBE, _LONG)), key=lambda row: len(row["input_ids"]))
-    padded = {name: value.to(model.device) for name, value in pad_rows(model, rows).items()}
-    packed = {
-        name: value.to(model.device) if isinstance(value, Tensor) else value
-        for name, value in pack_rows(model, rows).items()
-    }
-    training = model.training
-    model.eval()
-    try:
-        expected = last_states(model, padded)
+
+    def together(_padded: dict[str, Tensor]) -> Tensor:
+        packed = {
+            name: value.to(model.device) if isinstance(value, Tensor) else value
+            for name, value in pack_rows(model, rows).items()
+        }
         with packing(model):
-            given = model[0](packed)["token_embeddings"][0].float()
-    # Every backbone has its own way of saying that it cannot.
-    except (AttributeError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError):
-        return False
-    finally:
-        model.train(training)
-    if given.shape != expected.shape:
-        return False
-    return bool(torch.allclose(given, expected, rtol=_TOLERANCE, atol=_TOLERANCE))
+            return model[0](packed)["token_embeddings"][0]
+
+    return outputs_agree(model, rows, together)
