@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from kedro.io import AbstractDataset, AbstractVersionedDataset, DatasetError, Version
 
 from domain_embeddings.core.errors import ParameterError
-from domain_embeddings.datasets.local import OnLocalDisk
+from domain_embeddings.datasets.local import OnLocalDisk, folder_beside
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
@@ -145,12 +144,10 @@ class SentenceTransformerDataset(OnLocalDisk, AbstractVersionedDataset):
         from domain_embeddings.core.encoders.loading import write_widths
 
         path = Path(self._get_save_path())
-        partial = path.with_name(f"{path.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        data.save_pretrained(str(partial), create_model_card=False)
-        write_widths(partial, list(getattr(data, "trained_widths", [])))
-        partial.rename(path)
+        with folder_beside(path) as partial:
+            data.save_pretrained(str(partial), create_model_card=False)
+            write_widths(partial, list(getattr(data, "trained_widths", [])))
+            partial.rename(path)
 
     def _exists(self) -> bool:
         return Path(self._get_load_path()).is_dir()

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
 from kedro.io import AbstractVersionedDataset
 
 from domain_embeddings.core.export.manifest import MANIFEST, read_manifest, write_manifest
-from domain_embeddings.datasets.local import JSONPreview, OnLocalDisk
+from domain_embeddings.datasets.local import JSONPreview, OnLocalDisk, folder_beside
 
 
 class FolderDataset(OnLocalDisk, AbstractVersionedDataset[Any, Path]):
@@ -49,16 +47,11 @@ class FolderDataset(OnLocalDisk, AbstractVersionedDataset[Any, Path]):
             data: A function of an empty folder that fills it and returns a JSON-able mapping.
         """
         target = Path(self._get_save_path())
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
-        partial.mkdir()
         started = time.monotonic()
-        try:
+        with folder_beside(target) as partial:
             details = data(partial)
             write_manifest(partial, details, time.monotonic() - started)
             partial.rename(target)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
 
     def preview(self) -> JSONPreview:
         """Show the manifest in Kedro-Viz, which asks before there is one, too."""

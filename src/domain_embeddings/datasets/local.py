@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
 from typing import Any, NewType
 
 from kedro.io import DatasetError, Version
@@ -43,6 +47,25 @@ class OnLocalDisk:
 
     def _describe(self) -> dict[str, Any]:
         return {"filepath": self._filepath, "version": self._version}
+
+
+@contextmanager
+def folder_beside(target: Path) -> Iterator[Path]:
+    """Give an empty folder beside its final place, for a content that appears there in one step.
+
+    Args:
+        target: The final place; its parent is made.
+
+    Yields:
+        The folder, to be filled and then renamed to ``target``; what is not renamed is removed.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
+    partial.mkdir()
+    try:
+        yield partial
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _local_path(filepath: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 from kedro.io import AbstractVersionedDataset, DatasetError
 
 from domain_embeddings.core.bundle import BlockArray, Bundle
-from domain_embeddings.datasets.local import JSONPreview, OnLocalDisk
+from domain_embeddings.datasets.local import JSONPreview, OnLocalDisk, folder_beside
 
 _HEADER = "header.json"
 _WRITE_BYTES = 16 * 1024 * 1024
@@ -62,14 +61,9 @@ class MemmapBundleDataset(OnLocalDisk, AbstractVersionedDataset[Bundle, Bundle])
                 or an array or the header cannot be stored without pickling.
         """
         target = Path(self._get_save_path())
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
-        partial.mkdir()
-        try:
+        with folder_beside(target) as partial:
             _write_bundle(partial, data)
             _replace_directory(partial, target)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
 
     def preview(self) -> JSONPreview:
         """Describe the bundle for Kedro-Viz: its header, and the shape and type of each array."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from kedro.io import AbstractVersionedDataset
 
-from domain_embeddings.datasets.local import OnLocalDisk
+from domain_embeddings.datasets.local import OnLocalDisk, folder_beside
 
 
 class MtebResultsDataset(OnLocalDisk, AbstractVersionedDataset):
@@ -39,12 +38,11 @@ class MtebResultsDataset(OnLocalDisk, AbstractVersionedDataset):
         from mteb.cache import ResultCache
 
         path = Path(self._get_save_path())
-        partial = path.with_name(f"{path.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        cache = ResultCache(partial)
-        for item in data:
-            cache.save_to_cache(item.result, item.model)
-        partial.rename(path)
+        with folder_beside(path) as partial:
+            cache = ResultCache(partial)
+            for item in data:
+                cache.save_to_cache(item.result, item.model)
+            partial.rename(path)
 
     def _exists(self) -> bool:
         return Path(self._get_load_path()).is_dir()
