@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from domain_embeddings.core.encoders.loading import read_width, resolve_source
 from domain_embeddings.core.encoders.widths import nested_widths
-from domain_embeddings.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from domain_embeddings.parameters import TrainingParameters
@@ -58,13 +57,10 @@ def check_batch(parameters: TrainingParameters, pairs: int) -> None:
     Raises:
         ParameterError: Naming the key and what is allowed.
     """
-    workers = parameters.launch.workers
-    if parameters.method != "reference" and parameters.batch_size * workers > pairs:
-        msg = (
-            f"training.batch_size: {parameters.batch_size} is more than the {pairs // workers} "
-            f"training pairs of an epoch; allowed: 2 to {pairs // workers}"
-        )
-        raise ParameterError(msg)
+    from domain_embeddings.core.training.sampling import require_batch
+
+    if parameters.method != "reference":
+        require_batch(parameters.batch_size, pairs, parameters.launch.workers)
 
 
 def _skeleton(source: str) -> Any:

@@ -24,6 +24,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+def require_batch(batch_size: int, pairs: int, workers: int) -> None:
+    """Refuse a batch that an epoch cannot fill.
+
+    Args:
+        batch_size: Pairs per worker and step.
+        pairs: Pairs of an epoch.
+        workers: Number of workers.
+
+    Raises:
+        ParameterError: Naming the key and what is allowed.
+    """
+    if batch_size * workers > pairs:
+        msg = (
+            f"training.batch_size: {batch_size} is more than the {pairs // workers} training pairs "
+            f"of an epoch; allowed: 2 to {pairs // workers}"
+        )
+        raise ParameterError(msg)
+
+
 class PairSampler(Sampler[int]):
     """Yield pair ids, epoch by epoch; consecutive blocks of them are the batches.
 

@@ -43,7 +43,7 @@ from domain_embeddings.core.training.memory import (
 )
 from domain_embeddings.core.training.objective import Objective, recipe
 from domain_embeddings.core.training.rotation import rotate_end, rotate_start
-from domain_embeddings.core.training.sampling import PairSampler
+from domain_embeddings.core.training.sampling import PairSampler, require_batch
 from domain_embeddings.core.training.trainer import HISTORY_COLUMNS, PairTrainer
 
 if TYPE_CHECKING:
@@ -225,13 +225,7 @@ def _sampler(
     """
     block = parameters.batch_size * workers()
     sampler = PairSampler(tasks, task_specs, parameters.sampling, seed=seed, block=block)
-    if len(sampler) < block:
-        each = len(sampler) // workers()
-        msg = (
-            f"training.batch_size: {parameters.batch_size} is more than the {each} training pairs "
-            f"of an epoch; allowed: 2 to {each}"
-        )
-        raise ParameterError(msg)
+    require_batch(parameters.batch_size, len(sampler), workers())
     return sampler
 
 
