@@ -322,16 +322,17 @@ class RecordHook:
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
-        """Note parameters, inputs and the place of the records."""
-        loader = context.config_loader
-        self._folder = Path(context.project_path) / loader["globals"]["data"] / FOLDER
-        parameters = Parameters.model_validate(dict(loader["parameters"]))
-        self._parameters = parameters.model_dump(mode="json")
-        self._inputs = inputs_digest(loader["catalog"], Path(context.project_path))
+        """Keep the configuration; not every command that reads it runs something."""
+        self._loader, self._project = context.config_loader, Path(context.project_path)
 
     @hook_impl
     def before_pipeline_run(self, catalog: CatalogProtocol) -> None:
-        """Start without any version."""
+        """Note parameters, inputs and the place of the records; start without any version."""
+        loader = self._loader
+        self._folder = self._project / loader["globals"]["data"] / FOLDER
+        parameters = Parameters.model_validate(dict(loader["parameters"]))
+        self._parameters = parameters.model_dump(mode="json")
+        self._inputs = inputs_digest(loader["catalog"], self._project)
         self._started = time.monotonic()
         self._catalog = catalog
         self._loaded: dict[str, str] = {}
