@@ -250,14 +250,15 @@ class EmbeddingStore:
         )
         return EmbeddingBank(bundle).lookup(texts, prompt)
 
-    def space(self, model: SentenceTransformer) -> Space:
+    def space(self, model: SentenceTransformer, weights: str | None = None) -> Space:
         """Return the stored vectors of a model as it is now.
 
         Args:
             model: The encoder; another weight, tokenizer, pooling, configuration, maximum length,
                 number type or kind of device is another space.
+            weights: Hash of its weights (`weight_hash`) where it is known; None computes it.
         """
-        about = describe_space(model)
+        about = describe_space(model, weights)
         name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
         space = Space(self.folder / name, int(about["width"]), self)
         if not (space.folder / _ABOUT).is_file():
@@ -303,11 +304,12 @@ class EmbeddingStore:
             logger.warning("Embedding store: %s", error)
 
 
-def describe_space(model: SentenceTransformer) -> dict[str, Any]:
+def describe_space(model: SentenceTransformer, weights: str | None = None) -> dict[str, Any]:
     """Return what decides a vector beside prompt and text.
 
     Args:
         model: The encoder.
+        weights: See `EmbeddingStore.space`.
 
     Returns:
         JSON-serialisable; equal for models that embed equally, wherever they were loaded from.
@@ -326,7 +328,7 @@ def describe_space(model: SentenceTransformer) -> dict[str, Any]:
         for module in modules[1:]
     ]
     return {
-        "weight_hash": weight_hash(model),
+        "weight_hash": weight_hash(model) if weights is None else weights,
         "modules": _digest(described),
         "config": _digest(settings),
         "tokenizer": _tokenizer_hash(model.tokenizer),

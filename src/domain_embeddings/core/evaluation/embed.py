@@ -56,7 +56,7 @@ def embed(  # noqa: PLR0913 - the model, three kinds of input and two settings
     bundle = EmbeddingBank.build(
         model,
         items,
-        space=store.space(model) if store else None,
+        space=store.space(model, header["weight_hash"]) if store else None,
         batch_tokens=batch_tokens,
         header=header,
         show_progress=show_progress,

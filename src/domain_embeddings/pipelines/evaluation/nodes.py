@@ -11,6 +11,7 @@ from domain_embeddings.core.encoders.widths import nested_widths
 from domain_embeddings.parameters import EvaluationParameters, StoreParameters
 
 if TYPE_CHECKING:
+    from domain_embeddings.core.encoders.bank import EmbeddingBank
     from domain_embeddings.core.encoders.store import EmbeddingStore
     from domain_embeddings.core.evaluation.tasks import LocalTask
 
@@ -85,14 +86,10 @@ def fit_quantisation(
     Returns:
         Ranges by model and width (``core.encoders.quantisation.calibrate``).
     """
-    from domain_embeddings.core.encoders.bank import EmbeddingBank
     from domain_embeddings.core.encoders.quantisation import calibrate
     from domain_embeddings.core.evaluation.sampling import fit_vectors, sample_pairs
 
-    banks = {
-        "reference": EmbeddingBank(reference_embeddings),
-        "adapted": EmbeddingBank(adapted_embeddings),
-    }
+    banks = _banks(reference_embeddings, adapted_embeddings)
     pairs = sample_pairs(training_pairs, evaluation.fit_pairs, seed)
     return calibrate(
         {name: fit_vectors(bank, pairs, task_specs) for name, bank in banks.items()},
@@ -131,14 +128,10 @@ def score(
         The tidy scores (columns in ``core.evaluation.scores.COLUMNS``), and the bootstrap
         replicates of the main metrics.
     """
-    from domain_embeddings.core.encoders.bank import EmbeddingBank
     from domain_embeddings.core.evaluation.sampling import sample_pairs
     from domain_embeddings.core.evaluation.scores import SweepSettings, sweep
 
-    banks = {
-        "reference": EmbeddingBank(reference_embeddings),
-        "adapted": EmbeddingBank(adapted_embeddings),
-    }
+    banks = _banks(reference_embeddings, adapted_embeddings)
     settings = SweepSettings(
         widths=nested_widths(widths, banks["reference"].width),
         transforms=evaluation.transforms,
@@ -284,14 +277,14 @@ def score_mteb(
     revisions = score_replicates.header["test_rows"]
     results = list(local_results(truncation_scores, headers, revisions))
     methods = {"reference": "reference", "adapted": training_report["method"]}
+    tasks = select_tasks(evaluation.mteb) if evaluation.mteb.wanted else []
     evaluated = {
         name: _evaluated(model, headers[name], methods[name], evaluation)
         for name, model in models.items()
+        if tasks
     }
     scores, own = score_tasks(
-        evaluated,
-        select_tasks(evaluation.mteb) if evaluation.mteb.wanted else [],
-        nested_widths(widths, headers["reference"]["width"]),
+        evaluated, tasks, nested_widths(widths, headers["reference"]["width"])
     )
     return scores, [*results, *own]
 
@@ -303,7 +296,7 @@ def _evaluated(
     from domain_embeddings.core.evaluation.mteb_tasks import EvaluatedModel, RememberedTexts
 
     store = _store(evaluation.store)
-    space = store.space(model) if store else None
+    space = store.space(model, header["weight_hash"]) if store else None
     embed = RememberedTexts(model, evaluation.batch_tokens, space=space)
     return EvaluatedModel(embed, header, method, getattr(model, "default_prompt_name", None))
 
@@ -330,6 +323,13 @@ def _embed(
         batch_tokens=evaluation.batch_tokens,
         store=_store(evaluation.store),
     )
+
+
+def _banks(reference: Bundle, adapted: Bundle) -> dict[str, EmbeddingBank]:
+    """Open the embedding banks of both models by their names."""
+    from domain_embeddings.core.encoders.bank import EmbeddingBank
+
+    return {"reference": EmbeddingBank(reference), "adapted": EmbeddingBank(adapted)}
 
 
 def _store(parameters: StoreParameters | None) -> EmbeddingStore | None:
