@@ -30,7 +30,7 @@ from domain_embeddings.core.encoders.bank import EmbeddingBank
 from domain_embeddings.core.errors import DataError
 from domain_embeddings.core.evaluation import nested
 from domain_embeddings.core.evaluation.embed import embed
-from domain_embeddings.core.evaluation.encoder import BankEncoder, task_prompts
+from domain_embeddings.core.evaluation.encoder import BankEncoder, BankView, task_prompts
 from domain_embeddings.core.evaluation.metrics import METRIC_NAME
 from domain_embeddings.core.evaluation.resampling import draw_counts
 from domain_embeddings.core.evaluation.tasks import TASK_CLASSES, TaskOptions, build_tasks
@@ -75,7 +75,7 @@ def make(frame=None, *types, options=OPTIONS, seed=SEED):
 
 
 def encoder(bank, width=WIDTH, transform=IDENTITY):
-    return BankEncoder(bank, task_prompts(specs(), {}), transform, width)
+    return BankEncoder(BankView(bank, task_prompts(specs(), {}), transform), width)
 
 
 def plain_task(kind):
@@ -212,7 +212,7 @@ def test_searching_finds_what_a_sorted_list_of_all_documents_begins_with(bank, t
         top_ranked=split["top_ranked"],
     )
     documents = dict(zip(split["corpus"]["id"], split["corpus"]["text"], strict=True))
-    prompts = searched.prompts[kind]
+    prompts = searched.view.prompts[kind]
     assert set(prompts.values()) == {""}
     for query, text in zip(split["queries"]["id"], split["queries"]["text"], strict=True):
         names = split["top_ranked"][query] if split["top_ranked"] else list(documents)
@@ -337,7 +337,7 @@ def test_encoded_prefixes_have_norm_one(bank, tasks, width):
             seen.append(super().embed(*args, **kwargs))
             return seen[-1]
 
-    tasks["sts"].run(Spy(bank, task_prompts(specs(), {}), IDENTITY, width))
+    tasks["sts"].run(Spy(BankView(bank, task_prompts(specs(), {}), IDENTITY), width))
     for vectors in seen:
         assert vectors.dtype == np.float32
         assert vectors.shape == (40, width)
@@ -357,7 +357,9 @@ def test_queries_and_documents_are_looked_up_under_their_own_prompts(model):
             asked.append((prompt, len(texts)))
             return super().rows(texts, prompt)
 
-    task.run(BankEncoder(Spy(bundle), task_prompts(described, model.prompts), IDENTITY, 8))
+    task.run(
+        BankEncoder(BankView(Spy(bundle), task_prompts(described, model.prompts), IDENTITY), 8)
+    )
     assert sorted(asked) == [("find ", 40), ("write ", 80)]
     assert len(bank) == 120
 

@@ -30,6 +30,7 @@ from domain_embeddings.core.evaluation.encoder import (
     ShortlistEncoder,
     task_prompts,
 )
+from domain_embeddings.core.evaluation.replicates import restore
 from domain_embeddings.core.evaluation.resampling import draw_counts, mean_statistic
 from domain_embeddings.core.evaluation.scores import (
     AS_IS,
@@ -128,9 +129,7 @@ class Subject:
 
     def encoder(self, kind: Storage, view: BankView) -> BankEncoder:
         """Return an encoder for tasks."""
-        return BankEncoder(
-            *(view.bank, view.prompts, view.transform, kind.width, self.quantiser(kind)), view=view
-        )
+        return BankEncoder(view, kind.width, self.quantiser(kind))
 
 
 def storages(settings: CostSettings) -> list[Storage]:
@@ -314,16 +313,15 @@ def _scored(  # noqa: PLR0913, PLR0917 - who is measured, by which tasks, and wh
     known = read_replicates(replicates, subject.name)
     searched = [task for task in tasks if task.name in known.retrieval]
     shortlists = _shortlists(subject, searched, kinds, settings, bar)
-    full = kinds[0]
+    whole, searches = known.mean(kinds[0]), known.mean(kinds[0], known.retrieval)
     rows: dict[Storage, dict[str, float]] = {}
     for kind in kinds:
         if kind.search == EXACT:
             quality, retrieval = known.mean(kind), known.mean(kind, known.retrieval)
         else:
             quality, retrieval = None, _mean(shortlists[kind])
-        searches = known.mean(full, known.retrieval)
         rows[kind] = {
-            **_with_loss("quality", "loss", quality, known.mean(full), settings),
+            **_with_loss("quality", "loss", quality, whole, settings),
             **_with_loss("retrieval", "retrieval_loss", retrieval, searches, settings),
         }
     return rows
@@ -389,9 +387,7 @@ def read_replicates(replicates: Bundle, model: str) -> Known:
         Its scores on the tasks that count for the mean, without the general ones.
     """
     rows = replicates.header["rows"]
-    drawn = replicates["replicates"].astype(np.float64)
-    places = replicates["undefined"]
-    drawn[places[:, 0], places[:, 1]] = np.nan
+    drawn = restore(replicates)
     own = [
         (position, row)
         for position, row in enumerate(rows)

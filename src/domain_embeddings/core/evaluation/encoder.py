@@ -194,40 +194,25 @@ class BankEncoder(CosineEncoder):
     set for every encoder, which takes longer than the search.
 
     Args:
-        bank: Full-width embeddings of every text of the tasks.
-        prompts: Prompts by task name and role, as used when the bank was built.
-        transform: Applied at full width, before the prefix is taken.
+        view: The transformed embeddings, which encoders of other widths may share.
         width: Number of leading coordinates that are kept.
         quantiser: What vectors go through before they are compared.
         name: Model name for mteb, of the form ``organisation/model``.
-        view: What this encoder shares with those of other widths, of the same bank, prompts and
-            transform; None for one of its own.
     """
 
-    def __init__(  # noqa: PLR0913 - the vectors, their prompts, and what is done to them
-        self,
-        bank: EmbeddingBank,
-        prompts: TaskPrompts,
-        transform: Transform,
-        width: int,
-        quantiser: Quantiser | None = None,
-        *,
-        name: str = NAME,
-        view: BankView | None = None,
+    def __init__(
+        self, view: BankView, width: int, quantiser: Quantiser | None = None, *, name: str = NAME
     ) -> None:
-        """Keep the bank; vectors are looked up when mteb asks."""
-        self.bank = bank
-        self.prompts = prompts
-        self.transform = transform
+        """Keep the view; vectors are looked up when mteb asks."""
+        self.view = view
         self.width = width
         self.quantiser = quantiser or Quantiser()
-        self.view = view or BankView(bank, prompts, transform)
-        self.view.encoders.append(self)
+        view.encoders.append(self)
         super().__init__(
             ModelMeta.create_empty(
                 overwrites={
                     "name": name,
-                    "revision": str(bank.header.get("weight_hash", "local")),
+                    "revision": str(view.bank.header.get("weight_hash", "local")),
                     "embed_dim": width,
                     "similarity_fn_name": ScoringFunction.COSINE,
                 }
@@ -343,9 +328,7 @@ class ShortlistEncoder(BankEncoder):
 
     def __init__(self, full: BankEncoder, small: BankEncoder, candidates: int) -> None:
         """Become the full encoder with another search."""
-        super().__init__(
-            *(full.bank, full.prompts, full.transform, full.width, full.quantiser), view=full.view
-        )
+        super().__init__(full.view, full.width, full.quantiser)
         self.small = small
         self.candidates = candidates
 

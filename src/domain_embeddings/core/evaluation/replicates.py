@@ -44,6 +44,14 @@ def replicates_bundle(
     )
 
 
+def restore(bundle: Bundle) -> np.ndarray:
+    """Return the replicates as they were packed: shape (k, R), float64, NaN where undefined."""
+    drawn = bundle["replicates"].astype(np.float64)
+    rows, columns = bundle["undefined"].T
+    drawn[rows, columns] = np.nan
+    return drawn
+
+
 def seed_scores(bundles: Sequence[Bundle], **key: Any) -> SeedScores:
     """Read one score from the replicates of one or several seeds.
 
@@ -68,9 +76,6 @@ def seed_scores(bundles: Sequence[Bundle], **key: Any) -> SeedScores:
         if len(found) != 1:
             msg = f"score_replicates: {len(found)} rows of {key}, one is needed"
             raise DataError(msg)
-        drawn = bundle["replicates"][found[0]].astype(np.float64)
-        places = bundle["undefined"]
-        drawn[places[places[:, 0] == found[0], 1]] = np.nan
         values.append(float(bundle["values"][found[0]]))
-        replicates.append(drawn)
+        replicates.append(restore(bundle)[found[0]])
     return SeedScores(np.array(values), np.stack(replicates))

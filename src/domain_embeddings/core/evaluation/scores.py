@@ -340,9 +340,8 @@ def _encoders(
         settings.precisions if transform.name == AS_IS else (FLOAT32,), settings.widths
     ):
         codes = quantiser(precision, model, width, ranges, weight_hash=weights)
-        encoders[Vectors(model, transform.name, width, precision)] = BankEncoder(
-            *(view.bank, view.prompts, transform, width, codes), name=f"local/{model}", view=view
-        )
+        vectors = Vectors(model, transform.name, width, precision)
+        encoders[vectors] = BankEncoder(view, width, codes, name=f"local/{model}")
     return encoders
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,17 @@ from scipy.stats import norm
 
 from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.errors import DataError
+from domain_embeddings.core.evaluation.replicates import restore
 from domain_embeddings.core.reporting import palette, wording
-from domain_embeddings.core.reporting.frames import ADAPTED, AS_IS, MEAN, REFERENCE, RIVALS
+from domain_embeddings.core.reporting.frames import (
+    ADAPTED,
+    AS_IS,
+    FLOAT32,
+    GENERAL_MEAN,
+    MEAN,
+    REFERENCE,
+    RIVALS,
+)
 from domain_embeddings.core.statistics.bootstrap import interval
 from domain_embeddings.core.statistics.comparison import (
     Difference,
@@ -30,11 +39,9 @@ from domain_embeddings.core.statistics.comparison import (
 )
 
 UNTOUCHED = "untouched"
-GENERAL_MEAN = "general_mean"
 # The "width" of the mean over all widths.
 ALL_WIDTHS = 0
 _USUAL_WIDTH = 64
-_FLOAT32 = "float32"
 
 
 @dataclass(frozen=True)
@@ -220,9 +227,7 @@ class Comparison:
         spread = float(np.nanstd(found.replicates))
         tail = 2.0 * float(norm.sf(abs(found.value) / spread)) if spread > 0 else floor
         smaller = min(floor, tail)
-        return Difference(
-            found.value, found.low, found.high, smaller, found.seeds, found.replicates
-        )
+        return replace(found, p=smaller)
 
     def score_table(self) -> pd.DataFrame:
         """Return every estimate as a tidy table.
@@ -411,7 +416,7 @@ def _main(run: ScoredRun) -> pd.DataFrame:
     rows = rows[rows["model"].isin([REFERENCE, ADAPTED])]
     rows = rows[~rows["task"].isin([MEAN, GENERAL_MEAN])]
     if "precision" in rows.columns:
-        rows = rows[rows["precision"] == _FLOAT32]
+        rows = rows[rows["precision"] == FLOAT32]
     if rows.empty:
         msg = f"'{run.variant}', seed {run.seed}: no main scores"
         raise DataError(msg)
@@ -505,14 +510,11 @@ def _replicates(bundle: Bundle | None) -> dict[tuple[str, str, str, int], np.nda
     """Return the replicates of a run by model, transform, task and width, NaN where undefined."""
     if bundle is None:
         return {}
-    drawn = np.array(bundle["replicates"], dtype=np.float32)
-    if "undefined" in bundle.arrays:
-        rows, columns = np.asarray(bundle["undefined"]).reshape(-1, 2).T
-        drawn[rows, columns] = np.nan
+    drawn = restore(bundle)
     return {
         (row["model"], row["transform"], row["task"], int(row["width"])): drawn[k]
         for k, row in enumerate(bundle.header["rows"])
-        if row.get("precision", _FLOAT32) == _FLOAT32
+        if row.get("precision", FLOAT32) == FLOAT32
     }
 
 

@@ -110,13 +110,11 @@ class ClassificationTask(LocalTask, AbsTaskClassification):
 
     def _evaluate_subset(self, model: Any, data_split: Any, **kwargs: Any) -> Any:
         """Train and test the probes as mteb does, on arrays: its data sets are read row by row."""
-        drawn = np.unique(np.concatenate(self.probes))
-        train = model.embed(self.train_rows["text"].iloc[drawn].tolist(), self.name, "anchor")
-        test = model.embed(self.rows["text"].tolist(), self.name, "anchor")
+        train, test = self._probe_vectors(model)
         labels, truth = self._codes
         self._captured = []
-        for rows in self.probes:
-            self.evaluator_model.fit(train[np.searchsorted(drawn, rows)], labels[rows])
+        for own, rows in zip(train, self.probes, strict=True):
+            self.evaluator_model.fit(own, labels[rows])
             self._captured.append(self.evaluator_model.predict(test))
         found = [
             {
@@ -126,6 +124,13 @@ class ClassificationTask(LocalTask, AbsTaskClassification):
             for predicted in self._captured
         ]
         return self._calculate_avg_scores(cast("Any", found))
+
+    def _probe_vectors(self, model: Any) -> tuple[list[np.ndarray], np.ndarray]:
+        """Embed each text once: the training texts of every probe, and the evaluated ones."""
+        drawn = np.unique(np.concatenate(self.probes))
+        train = model.embed(self.train_rows["text"].iloc[drawn].tolist(), self.name, "anchor")
+        test = model.embed(self.rows["text"].tolist(), self.name, "anchor")
+        return [train[np.searchsorted(drawn, rows)] for rows in self.probes], test
 
     def statistics(self, scores: Mapping[str, Any]) -> dict[str, Statistic]:
         """Return the accuracy as the mean of the rows' hit rates."""
@@ -201,15 +206,13 @@ class MultilabelTask(ClassificationTask, AbsTaskMultilabelClassification):
 
     def _evaluate_subset(self, model: Any, data_split: Any, **kwargs: Any) -> Any:
         """Train and test the probes as mteb does, on arrays."""
-        drawn = np.unique(np.concatenate(self.probes))
-        train = model.embed(self.train_rows["text"].iloc[drawn].tolist(), self.name, "anchor")
-        test = model.embed(self.rows["text"].tolist(), self.name, "anchor")
+        train, test = self._probe_vectors(model)
         labels, truth = self._indicators
         found: list[Any] = []
         self._captured = []
-        for rows in self.probes:
+        for own, rows in zip(train, self.probes, strict=True):
             probe = clone(self.evaluator_model)
-            probe.fit(train[np.searchsorted(drawn, rows)], labels[rows])
+            probe.fit(own, labels[rows])
             predicted = probe.predict(test)
             self._captured.append(predicted)
             found.append(self._calculate_scores(truth, predicted, test, probe))
