@@ -139,9 +139,8 @@ def score(
     tasks = build_tasks(records(documents, queries), [SPEC], split="test", seed=0)
     result |= {"build_s": time.perf_counter() - start, "peak_mib.task": peak_mib()}
     bank = EmbeddingBank(MemmapBundleDataset(filepath=str(directory / "bank")).load())
-    pairs = pd.DataFrame(
-        {"pair_id": [0], "task": TASK, "anchor": "question 0", "positive": "question 1"}
-    )
+    pair = {"pair_id": 0, "task": TASK, "anchor": "question 0", "positive": "question 1"}
+    pairs = pd.DataFrame([pair | {"label": None}])
     start, processor = time.perf_counter(), time.process_time()
     scores, _ = sweep(
         {"reference": bank},

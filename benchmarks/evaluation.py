@@ -122,7 +122,7 @@ def ours(
     from domain_embeddings.core.evaluation.embed import embed
     from domain_embeddings.core.evaluation.scores import SweepSettings, sweep
 
-    no_pairs = pd.DataFrame({"pair_id": [], "task": [], "anchor": [], "positive": []})
+    no_pairs = pd.DataFrame({"pair_id": [], "task": [], "anchor": [], "positive": [], "label": []})
     start = _clocks()
     bundle = embed(model, tasks, no_pairs, specs, batch_tokens=16_384, show_progress=False)
     encoded = _clocks()

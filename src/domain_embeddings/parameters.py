@@ -114,7 +114,9 @@ class RotationParameters(Section):
     """Prefix rotation (docs/method.md, section 4b)."""
 
     when: Literal["none", "init", "final", "both"] = "both"
-    axes: Literal["shared", "principal"] = "shared"
+    axes: Literal["contrastive", "shared", "principal"] = "contrastive"
+    noise: NonNegative = 0.7
+    pairs: Annotated[int, Field(ge=2)] = 10_000
     centre: bool = False
 
     @model_validator(mode="after")
@@ -315,15 +317,13 @@ class EvaluationParameters(Section):
     """What is scored, how, and with which uncertainty."""
 
     split: Literal["dev", "test"] = "test"
-    transforms: list[Literal["none", "pca", "pca_centred", "shared", "whitening", "flow"]] = [
-        "none",
-        "pca",
-        "shared",
-    ]
+    transforms: list[
+        Literal["none", "pca", "pca_centred", "shared", "contrastive", "whitening", "flow"]
+    ] = ["none", "pca", "contrastive"]
     precisions: list[Literal["float32", "int8", "binary"]] = ["float32", "int8", "binary"]
     batch_tokens: Count = 16_384
     store: StoreParameters | None = StoreParameters()
-    fit_pairs: Annotated[int, Field(ge=2)] = 2_000
+    fit_pairs: Annotated[int, Field(ge=2)] = 10_000
     bootstrap: Annotated[int, Field(ge=0)] = 2_000
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = 0.95
     max_general_drop: Fraction | None = None

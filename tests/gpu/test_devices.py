@@ -76,7 +76,9 @@ def objective(world, **changes) -> Objective:
     parameters = settings(**changes)
     model = copy.deepcopy(model)
     if parameters.rotation.when == "init":
-        shrinkage = rotate_start(model, relations, shrinkage, parameters.rotation)
+        shrinkage = rotate_start(
+            model, world[1], relations, shrinkage, parameters.rotation, widths=WIDTHS, seed=0
+        )
     built = Objective(model, WIDTHS, parameters, relations, shrinkage).eval()
     model[0].auto_model.config.output_hidden_states = built.needs_all_layers()
     return built

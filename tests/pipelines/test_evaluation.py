@@ -112,7 +112,7 @@ def test_texts_are_encoded_once_however_many_widths_are_scored(banks, monkeypatc
     # Two models, as they are in three precisions and after two rotations, at three widths.
     assert len(replicates.header["rows"]) == 2 * 5 * 3 * (len(EVALUATED) + 1)
     assert sorted(scores["width"].unique()) == [4, 8, WIDTH]
-    assert set(scores["transform"]) == {"none", "pca", "shared"}
+    assert set(scores["transform"]) == {"none", "pca", "contrastive"}
     assert set(scores["precision"]) == {"float32", "int8", "binary"}
     assert set(scores.loc[scores["model"] == "adapted", "method"]) == {"mic"}
     assert set(scores["task"]) == {*EVALUATED, "mean"}

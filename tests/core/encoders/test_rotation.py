@@ -2,20 +2,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from planted import pair_vectors
 from sentence_transformers import SentenceTransformer
 from tiny_models import WORDS, tiny_sentence_transformer
 
 from domain_embeddings.core.encoders.batching import encode
 from domain_embeddings.core.encoders.prefix import prefix
 from domain_embeddings.core.encoders.rotation import find_rotation, fit_rotation, rotate_model
+from domain_embeddings.core.errors import DataError
 
 
 def fit(embeddings, *, centre=False):
     """Fit principal axes of embeddings that are not pairs."""
     half = len(embeddings) // 2
-    sources = np.zeros(half)
-    sides = embeddings[:half], embeddings[half:]
-    return fit_rotation(*sides, sources, axes="principal", centre=centre)
+    pairs = pair_vectors(embeddings[:half], embeddings[half : 2 * half])
+    return fit_rotation(pairs, (), axes="principal", centre=centre)
 
 
 @pytest.fixture
@@ -103,7 +104,27 @@ def test_shared_axes_leave_out_what_only_one_side_says():
     told = rng.normal(size=(500, 1)) * 0.3 * topic
     anchors = told + rng.normal(size=(500, 1)) * noise + rng.normal(size=(500, 8)) * 0.01
     positives = told + rng.normal(size=(500, 8)) * 0.01
-    shared, _ = fit_rotation(anchors, positives, np.zeros(500))
-    principal, _ = fit_rotation(anchors, positives, np.zeros(500), axes="principal")
+    pairs = pair_vectors(anchors, positives)
+    shared, _ = fit_rotation(pairs, (), axes="shared")
+    principal, _ = fit_rotation(pairs, (), axes="principal")
     assert abs(shared[:, 0] @ topic) > 0.99
     assert abs(principal[:, 0] @ noise) > 0.99
+
+
+def test_centred_axes_are_learned_from_centred_embeddings():
+    """A direction that all texts share hides the rest from cosines until it is subtracted."""
+    rng = np.random.default_rng(6)
+    told = rng.normal(size=(300, 8)) * np.linspace(1, 0.2, 8)
+    anchors, positives = told + 5 * np.eye(8)[0] + rng.normal(size=(2, 300, 8)) * 0.05
+    pairs = pair_vectors(anchors, positives)
+    basis, mean = fit_rotation(pairs, [4, 8], centre=True)
+    np.testing.assert_allclose(mean, np.concatenate([anchors, positives]).mean(axis=0))
+    np.testing.assert_array_equal(basis, fit_rotation(pairs.less(mean), [4, 8])[0])
+    assert np.abs(basis - fit_rotation(pairs, [4, 8])[0]).max() > 1e-3
+
+
+def test_embeddings_that_are_not_finite_are_refused():
+    broken = np.ones((20, 8))
+    broken[3, 3] = np.nan
+    with pytest.raises(DataError, match=r"training\.rotation: .*not finite"):
+        fit_rotation(pair_vectors(broken, broken), [4])

@@ -27,6 +27,7 @@ def pairs():
             "task": [TASKS[i % 3] for i in range(N)],
             "anchor": [f"anchor {i}" for i in range(N)],
             "positive": [f"positive {i}" for i in range(N)],
+            "label": None,
         }
     )
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from planted import pair_vectors
 
 from domain_embeddings.core.encoders.prefix import prefix
 from domain_embeddings.core.errors import ParameterError
-from domain_embeddings.core.evaluation.transforms import TRANSFORMS, PairVectors, fit_transform
+from domain_embeddings.core.evaluation.transforms import TRANSFORMS, fit_transform
 
 D = 12
 
@@ -21,7 +22,7 @@ def vectors():
 
 def as_pairs(vectors):
     half = len(vectors) // 2
-    return PairVectors(vectors[:half], vectors[half:], np.zeros(half))
+    return pair_vectors(vectors[:half], vectors[half:])
 
 
 def test_none_changes_nothing(vectors):
@@ -73,26 +74,31 @@ def test_whitening_equalises_the_variances_of_many_texts():
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_fewer_texts_than_dimensions_give_finite_vectors(vectors, name):
-    few = fit_transform(name, vectors[:4], as_pairs(vectors[:4]))
+    few = fit_transform(name, vectors[:4], as_pairs(vectors[:4]), (2, 4))
     assert np.isfinite(few.apply(vectors)).all()
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_output_stays_in_single_precision(vectors, name):
-    fitted = fit_transform(name, vectors, as_pairs(vectors))
+    fitted = fit_transform(name, vectors, as_pairs(vectors), (2, 4))
     assert fitted.apply(vectors).dtype == np.float32
 
 
-def test_the_shared_transform_is_a_rotation_that_reads_pairs(vectors):
-    anchors, positives = vectors[:200], vectors[200:]
-    pairs = PairVectors(anchors, positives, np.repeat(["a", "b"], 100))
-    transform = fit_transform("shared", vectors, pairs)
+@pytest.mark.parametrize("name", ["shared", "contrastive"])
+def test_transforms_of_pairs_are_rotations_and_need_pairs(vectors, name):
+    transform = fit_transform(name, vectors, as_pairs(vectors), (2, 4))
     np.testing.assert_allclose(transform.matrix.T @ transform.matrix, np.eye(D), atol=1e-5)
-    swapped = PairVectors(positives, anchors, pairs.sources)
-    again = fit_transform("shared", vectors, swapped)
-    np.testing.assert_allclose(again.matrix, transform.matrix, atol=1e-5)
-    with pytest.raises(ParameterError, match="training pairs"):
-        fit_transform("shared", vectors)
+    with pytest.raises(ParameterError, match=f"'{name}' is fitted on training pairs"):
+        fit_transform(name, vectors)
+
+
+def test_the_shared_transform_does_not_ask_which_side_is_the_anchor(vectors):
+    anchors, positives, sources = vectors[:200], vectors[200:], np.repeat(["a", "b"], 100)
+    transform, swapped = (
+        fit_transform("shared", vectors, pair_vectors(*sides, sources))
+        for sides in ((anchors, positives), (positives, anchors))
+    )
+    np.testing.assert_allclose(swapped.matrix, transform.matrix, atol=1e-5)
 
 
 def test_an_unknown_transform_is_refused_with_the_allowed_names(vectors):

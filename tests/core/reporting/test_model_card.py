@@ -91,7 +91,7 @@ def test_limitations_name_what_was_not_shown():
 def test_the_card_compares_with_the_cheap_rival():
     card = render_card(card_inputs())
     opening = card.split("## Usage")[0]
-    assert "Cheap rival, the untouched model after PCA with nothing trained: 67.6" in opening
+    assert "Cheap rival, the untouched model after PCA with no weight changed: 67.6" in opening
     assert (
         "| 0.4 [0.2, 0.6] | +4.3 [3.7, 4.9], p 0.012 | better | +1.9 [1.3, 2.5], p 0.012 | better |"
         in card
@@ -101,7 +101,7 @@ def test_the_card_compares_with_the_cheap_rival():
     scores.loc[rival, ["value", "low", "high"]] = (0.0, -0.01, 0.01)
     answer = recommend_width(scores, report_data.WIDTHS)
     limits = render_card(card_inputs(width_recommendation=answer)).split("## Limitations")[1]
-    assert "over the untouched model after PCA, which needs no training" in limits
+    assert "over the untouched model after PCA, which changes no weight" in limits
 
 
 def test_tables_keep_their_shape_whatever_the_cells_hold():

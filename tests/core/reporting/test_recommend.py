@@ -233,7 +233,7 @@ def test_the_answer_says_whether_pca_alone_would_have_done(gap, half, verdict, w
     assert asides(answer)[0] == answer["rival"]
     # A model that pca alone beats is not to be shipped, however much it beats the untouched one.
     assert answer["sentence"].startswith("Ship") == (verdict != "worse")
-    assert ("after PCA, which needs no training" in answer["sentence"]) == (verdict == "worse")
+    assert ("after PCA, which changes no weight" in answer["sentence"]) == (verdict == "worse")
 
 
 def with_shared(scores: pd.DataFrame, gaps: dict[int, float]) -> pd.DataFrame:
@@ -252,13 +252,13 @@ def test_the_rival_is_the_stronger_rotation_at_each_width():
     assert (small["rival_difference"], full["rival_difference"]) == pytest.approx((0.02, 0.015))
     answer = recommend_width(scores, [16, 32])
     assert rival_name(answer) == "after PCA or after shared axes, whichever scores higher"
-    assert "the untouched model after PCA with nothing trained: 58.0" in answer["rival"]
+    assert "the untouched model after PCA with no weight changed: 58.0" in answer["rival"]
 
 
 def test_a_model_that_shared_axes_beat_is_not_to_be_shipped():
     scores = with_shared(with_rivals(0.05, rival_gap=0.02), {16: -0.03, 32: -0.03})
     answer = recommend_width(scores, [16, 32])
-    assert "after shared axes, which needs no training (-3.0 points" in answer["sentence"]
+    assert "after shared axes, which changes no weight (-3.0 points" in answer["sentence"]
     assert answer["sentence"].startswith("Do not ship")
     assert rival_name(answer) == "after shared axes"
 

@@ -20,7 +20,7 @@ def test_the_table_is_aligned_and_marks_the_recommendation(scores):
     assert "For each rival, all 42 comparisons are corrected together" in words
     assert "General text lost: over 2 general tasks" in words
     assert words.count("Ship width 128") == 1
-    assert "Cheap rival, the untouched model after PCA with nothing trained: 67.6" in words
+    assert "Cheap rival, the untouched model after PCA with no weight changed: 67.6" in words
     assert "Rule: the smallest width from which on every width is shown to lose" in words
 
 

@@ -55,6 +55,13 @@ def run(world, **changes):
     )
 
 
+def rotated_start(model, world, shrinkage, rotation=CENTRED, **changes):
+    """Rotate a model into the basis of its own embeddings of the world's pairs."""
+    _, pairs, relations, _ = world
+    options = {"widths": WIDTHS, "seed": 0, **changes}
+    return rotate_start(model, pairs, relations, shrinkage, rotation, **options)
+
+
 def by_hand(vectors, basis, mean):
     halves = [(half - mean) @ basis for half in np.split(vectors.astype(np.float64), 2, axis=1)]
     return np.hstack([half / np.linalg.norm(half, axis=1, keepdims=True) for half in halves])
@@ -65,7 +72,7 @@ def test_a_centred_start_embeds_what_the_stored_vectors_are_turned_into(world, t
 
     model, pairs, relations, shrinkage = world
     start = copy.deepcopy(model)
-    moved = rotate_start(start, relations, shrinkage, CENTRED)
+    moved = rotated_start(start, world, shrinkage)
     expected = by_hand(relations["vectors"], moved["rotation"], moved["centre"])
     assert np.abs(moved["centre"]).max() > 0.01
     start.save_pretrained(str(tmp_path / "start"))
@@ -80,7 +87,7 @@ def test_the_shrinkage_of_a_centred_start_is_that_of_the_turned_vectors(world, m
     model, _, relations, _ = world
     options = {"shrinkage": mode, "rho": 0.9, "gamma": 0.5, "eta": 0.4}
     monkeypatch.setattr(rotations, "BLOCK_ROWS", 7)
-    moved = rotate_start(copy.deepcopy(model), relations, shrink(relations, **options), CENTRED)
+    moved = rotated_start(copy.deepcopy(model), world, shrink(relations, **options))
     turned = by_hand(relations["vectors"], moved["rotation"], moved["centre"])
     expected = shrink(Bundle({**relations.arrays, "vectors": turned}, relations.header), **options)
     assert moved["basis"].shape[1] > 0
@@ -92,7 +99,7 @@ def test_the_shrinkage_of_a_centred_start_is_that_of_the_turned_vectors(world, m
 def test_the_objective_reads_references_in_the_centred_basis(world):
     model, pairs, relations, shrinkage = world
     start = copy.deepcopy(model).eval()
-    moved = rotate_start(start, relations, shrinkage, CENTRED)
+    moved = rotated_start(start, world, shrinkage)
     empty = {
         "basis": np.zeros((64, 0)), "offset": np.zeros((3, 0)), "scale": np.ones((3, 0)),
     }  # fmt: skip
@@ -114,12 +121,12 @@ def test_turning_leaves_a_vector_at_the_mean_without_direction():
 
 
 def test_a_shrinkage_that_does_not_say_how_it_was_made_is_refused(world):
-    model, _, relations, shrinkage = world
+    model, _, _, shrinkage = world
     header = {key: value for key, value in shrinkage.header.items() if key != "rho"}
     bare = Bundle(shrinkage.arrays, header)
     with pytest.raises(DataError, match=r"\(rho\).*from the stage 'reze'"):
-        rotate_start(copy.deepcopy(model), relations, bare, CENTRED)
-    rotate_start(copy.deepcopy(model), relations, bare, CENTRED, reze=False)
+        rotated_start(copy.deepcopy(model), world, bare)
+    rotated_start(copy.deepcopy(model), world, bare, reze=False)
 
 
 @pytest.mark.parametrize("when", ["init", "both"])
@@ -151,10 +158,10 @@ def test_all_of_the_trained_model_is_the_trained_model_and_none_the_reference(wo
 
 @pytest.mark.parametrize("centre", [False, True])
 def test_none_of_a_rotated_model_is_the_reference_in_its_basis(world, centre):
-    model, _, relations, shrinkage = world
+    model, _, _, shrinkage = world
     rotation = RotationParameters(when="init", centre=centre)
     start = copy.deepcopy(model)
-    rotate_start(start, relations, shrinkage, rotation)
+    rotated_start(start, world, shrinkage, rotation)
     back, _, _ = run(
         world, method="reze", interpolate=0.0, rotation=rotation.model_dump(mode="json")
     )

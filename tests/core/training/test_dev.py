@@ -208,7 +208,9 @@ def test_the_score_is_the_one_that_evaluation_gives_the_finished_model(world, de
     found = scorer(world, dev_tasks, rotation=rotation).score(model)
     finished = copy.deepcopy(model)
     if rotation["when"] != "none":
-        rotate_end(finished, pairs, specs(), settings(rotation=rotation).rotation, 3)
+        rotate_end(
+            finished, pairs, specs(), settings(rotation=rotation).rotation, widths=WIDTHS, seed=3
+        )
     bank = evaluation_nodes.embed_reference(
         finished, dev_tasks, pairs, specs(), EVALUATION, WIDTHS, 3
     )
@@ -243,7 +245,7 @@ def test_a_selection_goes_on_from_its_state(world, monkeypatch):
     models = [tiny(step) for step in range(1, 7)]
 
     def selection():
-        return DevSelection(DevScorer([], [], world[1], None, None, 0), 1, 10, patience=3)
+        return DevSelection(DevScorer([], [], world[1], None, [], None, 0), 1, 10, patience=3)
 
     def advance(made, steps):
         for step in steps:

@@ -148,7 +148,7 @@ def test_a_loss_that_is_not_finite_stops_training_and_names_component_step_and_p
     with pytest.raises(TrainingError, match=r"step 1: .*reze.*pair_id"):
         train(
             model, pairs, SPECS, broken, shrinkage,
-            parameters=settings(method="reze"), widths=WIDTHS, seed=0,
+            parameters=settings(method="reze", rotation={"when": "none"}), widths=WIDTHS, seed=0,
         )  # fmt: skip
     assert not model[0].auto_model.config.output_hidden_states
 
@@ -231,7 +231,7 @@ def test_middle_last_and_all_layers():
         layer_indices([7], 6)
 
 
-@pytest.mark.parametrize("axes", ["shared", "principal"])
+@pytest.mark.parametrize("axes", ["contrastive", "shared", "principal"])
 def test_a_rotated_start_leaves_the_reze_loss_as_it_was(world, axes):
     batch, _ = batch_of(world)
     from domain_embeddings.core.training.rotation import rotate_start
@@ -240,7 +240,8 @@ def test_a_rotated_start_leaves_the_reze_loss_as_it_was(world, axes):
     model, _, relations, shrinkage = world
     _, plain = objective(world, method="reze", reze_main="full")(batch)
     rotated = _copy(model).eval()
-    moved = rotate_start(rotated, relations, shrinkage, RotationParameters(axes=axes))
+    rotation = RotationParameters(axes=axes)
+    moved = rotate_start(rotated, world[1], relations, shrinkage, rotation, widths=WIDTHS, seed=0)
     loss = Objective(rotated, WIDTHS, settings(method="reze", reze_main="full"), relations, moved)
     _, turned = loss(batch)
     for name in ("reze", "info_nce"):

@@ -150,7 +150,7 @@ def test_a_killed_worker_is_started_again_and_training_goes_on(met, tmp_path):
 
 
 def test_the_error_of_a_worker_arrives_as_it_is_and_is_not_tried_again(tmp_path):
-    job = make_job(tmp_path, method="reze")
+    job = make_job(tmp_path, method="reze", rotation={"when": "none"})
     job.bundles["relation_vectors"]["vectors"][20:] = np.nan
     (tmp_path / "job").mkdir()
     write_job(tmp_path / "job", job)

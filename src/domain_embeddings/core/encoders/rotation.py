@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -10,44 +11,60 @@ from sentence_transformers.base.modules import Dense
 from sentence_transformers.sentence_transformer.modules import Normalize
 from torch import nn
 
+from domain_embeddings.core.encoders.contrastive_axes import NOISE, contrastive_axes
+from domain_embeddings.core.encoders.pair_vectors import PairVectors
+from domain_embeddings.core.errors import DataError
 from domain_embeddings.core.statistics.axes import principal_axes, shared_axes
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
+Axes = Literal["contrastive", "shared", "principal"]
 
-def fit_rotation(
-    anchors: np.ndarray,
-    positives: np.ndarray,
-    sources: np.ndarray,
+
+def fit_rotation(  # noqa: PLR0913 - what it is fitted on, and how
+    pairs: PairVectors,
+    widths: Sequence[int],
     *,
-    axes: Literal["shared", "principal"] = "shared",
+    axes: Axes = "contrastive",
     centre: bool = False,
+    noise: float = NOISE,
+    seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Fit the basis in which the leading coordinates carry most of a domain.
 
     Args:
-        anchors: Full-width embeddings of training text, shape (n, d).
-        positives: Embeddings of their positives, shape (n, d).
-        sources: Source of each pair, shape (n,).
-        axes: Order coordinates by what pairs share (`shared_axes`), or by how far texts differ
+        pairs: Full-width embeddings of training pairs.
+        widths: Nested widths that prefixes are taken at; only `contrastive_axes` depend on them.
+        axes: What orders the coordinates: how well prefixes tell a pair from others
+            (`contrastive_axes`), what pairs share (`shared_axes`), or how far texts differ
             (`principal_axes`).
-        centre: Subtract the mean when rotating. The axes are those of a covariance either way: the
-            mean is a direction that all texts share, and so tells none of them apart.
+        centre: Subtract the mean when rotating. Shared and principal axes are those of a covariance
+            either way: the mean is a direction that all texts share, and so tells none of them
+            apart.
+        noise: Of axes that are learned.
+        seed: Likewise.
 
     Returns:
         U of shape (d, d) with the axes as columns, and mu of shape (d,), zero unless centred.
 
+    Raises:
+        DataError: If an embedding is not finite.
+
     Source:
         docs/method.md, section 4b.
     """
-    texts = np.concatenate([anchors, positives]).astype(np.float64)
-    mean = texts.mean(axis=0)
+    texts = np.concatenate([pairs.anchors, pairs.positives]).astype(np.float64)
+    if not np.isfinite(texts).all():
+        msg = "training.rotation: embeddings of training pairs are not finite; no axes fit them"
+        raise DataError(msg)
+    mean = texts.mean(axis=0) if centre else np.zeros(texts.shape[1])
     if axes == "principal":
-        _, basis = principal_axes(texts)
-    else:
-        _, basis = shared_axes(anchors, positives, sources)
-    return basis, mean if centre else np.zeros_like(mean)
+        return principal_axes(texts)[1], mean
+    if axes == "shared":
+        return shared_axes(pairs.anchors, pairs.positives, pairs.sources)[1], mean
+    centred = pairs.less(mean) if centre else pairs
+    return contrastive_axes(centred, widths, noise=noise, seed=seed), mean
 
 
 def rotate_model(model: SentenceTransformer, basis: np.ndarray, mean: np.ndarray) -> None:

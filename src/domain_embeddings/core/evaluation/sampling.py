@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from domain_embeddings.core.encoders.bank import EmbeddingBank
+from domain_embeddings.core.encoders.pair_vectors import PairVectors
 from domain_embeddings.core.encoders.prompts import Role, prompt_for
-from domain_embeddings.core.evaluation.transforms import PairVectors
 
 ROLES: tuple[Role, Role] = ("anchor", "positive")
 
@@ -108,7 +108,7 @@ def fit_pairs(
         specs: Task specifications, for the prompts.
     """
     anchors, positives = (lookup_items(bank, side) for side in _sides(bank, pairs, specs))
-    return PairVectors(anchors, positives, pairs["task"].to_numpy())
+    return PairVectors.of(pairs, anchors, positives)
 
 
 def _sides(

@@ -167,7 +167,7 @@ def contrasts(
       training change?
 
     For the same models as they are (transform ``none``), at every width and for every other
-    transform T (pca is the cheap rival that needs no training):
+    transform T (rotations are the cheap rivals: they change no weight):
 
     * ``<model>_minus_reference_T``: against the untouched model after T.
     * ``<model>_minus_<model>_T``: against the same model after T.
@@ -384,7 +384,7 @@ def _fitted(
         related = fit_pairs(bank, pairs, specs) if needed else None
         for transform in settings.transforms:
             with one_thread():
-                fitted = fit_transform(transform, vectors, related)
+                fitted = fit_transform(transform, vectors, related, settings.widths)
             yield name, bank, fitted
 
 

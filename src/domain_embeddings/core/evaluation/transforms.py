@@ -1,17 +1,19 @@
 """Post-hoc transforms of finished embeddings, fitted on training text only.
 
-They are the cheap rivals of every nested training method: one matrix, without a gradient step (but
-for ``flow``, which is not linear).
+They are the cheap rivals of every nested training method: one matrix (but for ``flow``, which is
+not linear), and the model stays as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from sklearn.covariance import ledoit_wolf
 
+from domain_embeddings.core.encoders.contrastive_axes import contrastive_axes
+from domain_embeddings.core.encoders.pair_vectors import PairVectors
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.statistics.axes import (
     descending_eigh,
@@ -40,38 +42,30 @@ class Transform:
         return result if self.matrix is None else result @ self.matrix
 
 
-@dataclass(frozen=True)
-class PairVectors:
-    """Embeddings of training pairs, for the transform that looks at pairs.
-
-    Args:
-        anchors: Shape (n, d).
-        positives: Shape (n, d).
-        sources: Task of each pair, shape (n,).
-    """
-
-    anchors: np.ndarray
-    positives: np.ndarray
-    sources: np.ndarray
-
-
-def shared(pairs: PairVectors | None) -> Transform:
-    """Rotate by the axes that anchors and positives share: what `training.rotation` does, alone.
+def shared(pairs: PairVectors) -> Transform:
+    """Rotate by the axes that anchors and positives share (docs/method.md, section 4b).
 
     Args:
         pairs: Embeddings of training pairs.
 
     Returns:
         The transform.
-
-    Raises:
-        ParameterError: If there are no pairs.
     """
-    if pairs is None:
-        msg = "evaluation.transforms: 'shared' is fitted on training pairs, and none are given"
-        raise ParameterError(msg)
     _, axes = shared_axes(pairs.anchors, pairs.positives, pairs.sources)
     return Transform("shared", axes.astype(np.float32))
+
+
+def contrastive(pairs: PairVectors, widths: Sequence[int]) -> Transform:
+    """Rotate by learned axes: what `training.rotation` does, alone, to a model as it is.
+
+    Args:
+        pairs: Embeddings of training pairs.
+        widths: Widths that prefixes are taken at.
+
+    Returns:
+        The transform.
+    """
+    return Transform("contrastive", contrastive_axes(pairs, widths).astype(np.float32))
 
 
 def pca(vectors: np.ndarray) -> Transform:
@@ -134,30 +128,41 @@ def _flow(vectors: np.ndarray) -> Transform:
     return flow(vectors)
 
 
-# Each is fitted on the distinct texts of the training pairs, or on the pairs.
-TRANSFORMS: dict[str, Callable[[np.ndarray, PairVectors | None], Transform]] = {
-    "none": lambda _texts, _pairs: Transform("none"),
-    "pca": lambda texts, _pairs: pca(texts),
-    "pca_centred": lambda texts, _pairs: pca_centred(texts),
-    "shared": lambda _texts, pairs: shared(pairs),
-    "whitening": lambda texts, _pairs: whitening(texts),
-    "flow": lambda texts, _pairs: _flow(texts),
+# Fitted on the distinct texts of the training pairs.
+_OF_TEXTS: dict[str, Callable[[np.ndarray], Transform]] = {
+    "none": lambda _texts: Transform("none"),
+    "pca": pca,
+    "pca_centred": pca_centred,
+    "whitening": whitening,
+    "flow": _flow,
 }
+# Fitted on the pairs, for the widths.
+_OF_PAIRS: dict[str, Callable[[PairVectors, Sequence[int]], Transform]] = {
+    "shared": lambda pairs, _widths: shared(pairs),
+    "contrastive": contrastive,
+}
+TRANSFORMS = (*_OF_TEXTS, *_OF_PAIRS)
 
 
-def fit_transform(name: str, vectors: np.ndarray, pairs: PairVectors | None = None) -> Transform:
+def fit_transform(
+    name: str,
+    vectors: np.ndarray,
+    pairs: PairVectors | None = None,
+    widths: Sequence[int] = (),
+) -> Transform:
     """Fit a transform by its name.
 
     Args:
-        name: A key of `TRANSFORMS`.
+        name: One of `TRANSFORMS`.
         vectors: Embeddings of training text of the model it is applied to, shape (n, d), n >= 2.
-        pairs: Embeddings of training pairs; needed by ``shared`` only.
+        pairs: Embeddings of training pairs; needed by ``shared`` and ``contrastive``.
+        widths: Widths that prefixes are taken at; needed by ``contrastive``.
 
     Returns:
         The transform.
 
     Raises:
-        ParameterError: The name is unknown or there are too few texts to fit on.
+        ParameterError: The name is unknown, there are too few texts to fit on, or no pairs.
     """
     if name not in TRANSFORMS:
         msg = f"evaluation.transforms: '{name}' is unknown; allowed: {', '.join(TRANSFORMS)}"
@@ -168,7 +173,12 @@ def fit_transform(name: str, vectors: np.ndarray, pairs: PairVectors | None = No
             f"texts, got {len(vectors)}; raise evaluation.fit_pairs or choose 'none'"
         )
         raise ParameterError(msg)
-    return TRANSFORMS[name](vectors, pairs)
+    if name in _OF_TEXTS:
+        return _OF_TEXTS[name](vectors)
+    if pairs is None:
+        msg = f"evaluation.transforms: '{name}' is fitted on training pairs, and none are given"
+        raise ParameterError(msg)
+    return _OF_PAIRS[name](pairs, widths)
 
 
 def _double(vectors: np.ndarray) -> np.ndarray:

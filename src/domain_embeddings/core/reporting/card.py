@@ -286,8 +286,8 @@ def _limitations(inputs: CardInputs) -> str:
     if answer["rival"] and answer["rival_verdict"] != wording.BETTER:
         rotation = palette.transform_name(recommend.recommended_row(answer)["rival_transform"])
         lines.append(
-            f"No gain of the mean score over the untouched model {rotation}, which needs no "
-            "training, has been shown."
+            f"No gain of the mean score over the untouched model {rotation}, which changes no "
+            "weight, has been shown."
         )
     if answer["tests"]:
         lines.append(wording.correction(answer["tests"], answer["confidence"]))

@@ -16,8 +16,8 @@ ADAPTED = "adapted"
 REFERENCE = "reference"
 DIFFERENCE = "adapted_minus_reference"
 RIVAL_TRANSFORM = "pca"
-RIVALS = (RIVAL_TRANSFORM, "shared")
-"""Rotations of the untouched model that need no training: the cheap rivals."""
+RIVALS = (RIVAL_TRANSFORM, "shared", "contrastive")
+"""Rotations of the untouched model, which change none of its weights: the cheap rivals."""
 FULL_WIDTH = "full_width"
 MEAN = "mean"
 GENERAL_MEAN = "general_mean"

@@ -30,7 +30,12 @@ SERIES = [
 CATEGORIES = [light for light, _, _ in SERIES]
 MODEL_COLOURS = {"adapted": CATEGORIES[0], "reference": CATEGORIES[1]}
 MODEL_NAMES = {"adapted": "adapted", "reference": "untouched"}
-TRANSFORM_NAMES = {"none": "as is", "pca": "after PCA", "shared": "after shared axes"}
+TRANSFORM_NAMES = {
+    "none": "as is",
+    "pca": "after PCA",
+    "shared": "after shared axes",
+    "contrastive": "after learned axes",
+}
 PLOTLY_DASHES = {"none": "solid", "pca": "dot"}
 STATIC_DASHES = {"none": "-", "pca": ":"}
 

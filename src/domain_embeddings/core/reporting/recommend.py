@@ -297,7 +297,7 @@ def sentence(answer: Mapping[str, Any]) -> str:
     if row["rival_verdict"] == wording.WORSE:
         return (
             f"Do not ship this model yet: at width {width} it scores below the untouched model "
-            f"{_after(row)}, which needs no training "
+            f"{_after(row)}, which changes no weight "
             f"({wording.signed(row['rival_difference'])} points {_bounds(row, 'rival')}). It would "
             f"take {cost}."
         )
@@ -322,7 +322,7 @@ def _rival_sentence(rows: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]
         return None
     gap = f"{wording.signed(chosen['rival_difference'])} points {_bounds(chosen, 'rival')}".strip()
     told = (
-        f"Cheap rival, the untouched model {_after(chosen)} with nothing trained: "
+        f"Cheap rival, the untouched model {_after(chosen)} with no weight changed: "
         f"{wording.points(chosen['rival'])} at width {chosen['width']}. "
     ) + {
         wording.BETTER: f"The recommended vectors beat it: {gap}.",

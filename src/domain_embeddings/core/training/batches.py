@@ -17,6 +17,7 @@ from domain_embeddings.core.encoders.batching import (
     tokenise,
 )
 from domain_embeddings.core.encoders.packing import pack_rows
+from domain_embeddings.core.encoders.pair_vectors import class_ids
 from domain_embeddings.core.encoders.relations import pair_texts
 from domain_embeddings.core.training.gradient_cache import at_most
 
@@ -83,12 +84,7 @@ def tokenise_pairs(
     bare = [*pairs["anchor"], *pairs["positive"], *flat["positive"]]
     identity = np.empty(len(texts), dtype=np.int64)
     identity[codes] = pd.factorize(np.array(bare, dtype=object))[0]
-    # A class is identified together with its task, so that equal names never meet across tasks.
-    keys = [
-        None if pd.isna(label) else f"{task}\x1f{label}"
-        for task, label in zip(pairs["task"], pairs["label"], strict=True)
-    ]
-    label = pd.factorize(np.array(keys, dtype=object))[0]
+    label = class_ids(pairs)
     bounds = np.cumsum(lengths)[:-1]
     return TokenisedPairs(
         rows=tokenise(model, list(texts)),

@@ -16,7 +16,6 @@ from torch import Tensor
 from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.encoders.bank import EmbeddingBank
 from domain_embeddings.core.encoders.prefix import prefix
-from domain_embeddings.core.encoders.rotation import fit_rotation
 from domain_embeddings.core.errors import ParameterError
 from domain_embeddings.core.evaluation.embed import embed
 from domain_embeddings.core.evaluation.sampling import fit_pairs
@@ -33,6 +32,7 @@ from domain_embeddings.core.evaluation.tasks import (
     task_options,
 )
 from domain_embeddings.core.training.distributed import from_first
+from domain_embeddings.core.training.rotation import fit_as_asked
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 DEV = "dev"
 MODEL = "adapted"
 # Training pairs that the rotation to come is fitted on: a part of those at the end.
-ROTATION_PAIRS = 1_000
+ROTATION_PAIRS = 2_000
 # What mixed precision puts in the place of a model's forward pass.
 WRAPPERS = ("forward", "_original_forward")
 
@@ -62,7 +62,8 @@ class DevScorer:
         task_specs: Specifications, for prompts.
         pairs: Training pairs that the rotation to come is fitted on; empty without one.
         rotation: That rotation.
-        settings: Widths and seed.
+        widths: Trained widths, which its axes may depend on.
+        settings: Scored widths and seed.
         batch_tokens: Padded tokens per batch.
     """
 
@@ -70,6 +71,7 @@ class DevScorer:
     task_specs: Sequence[Mapping[str, Any]]
     pairs: pd.DataFrame
     rotation: RotationParameters
+    widths: Sequence[int]
     settings: SweepSettings
     batch_tokens: int
 
@@ -105,7 +107,7 @@ class DevScorer:
             msg = f"training.dev.widths: {wider} wider than the model; allowed: 1 to {widths[-1]}"
             raise ParameterError(msg)
         rotated = parameters.rotation.when in ("final", "both")
-        count = min(len(pairs), ROTATION_PAIRS) if rotated else 0
+        count = min(len(pairs), ROTATION_PAIRS, parameters.rotation.pairs) if rotated else 0
         present = set(dev_tasks["task"])
         return DevScorer(
             build_tasks(
@@ -123,6 +125,7 @@ class DevScorer:
             task_specs,
             pairs.sample(count, random_state=seed),
             parameters.rotation,
+            widths,
             SweepSettings(scored, (AS_IS,), replicates=0, seed=seed, split=DEV),
             evaluation.batch_tokens,
         )
@@ -159,13 +162,7 @@ class DevScorer:
             return bundle
         bank = EmbeddingBank(bundle)
         fitted = fit_pairs(bank, self.pairs, self.task_specs)
-        basis, mean = fit_rotation(
-            fitted.anchors,
-            fitted.positives,
-            fitted.sources,
-            axes=self.rotation.axes,
-            centre=self.rotation.centre,
-        )
+        basis, mean = fit_as_asked(fitted, self.rotation, self.widths, self.settings.seed)
         turned = prefix((bank.vectors - mean) @ basis, bank.width).astype(np.float32)
         return Bundle({**bundle.arrays, "vectors": turned}, bundle.header)
 

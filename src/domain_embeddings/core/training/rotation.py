@@ -10,6 +10,7 @@ import pandas as pd
 
 from domain_embeddings.core.bundle import Bundle
 from domain_embeddings.core.encoders.batching import encode
+from domain_embeddings.core.encoders.pair_vectors import PairVectors
 from domain_embeddings.core.encoders.relations import pair_texts
 from domain_embeddings.core.encoders.rotation import fit_rotation, rotate_model
 from domain_embeddings.core.errors import DataError
@@ -17,27 +18,28 @@ from domain_embeddings.core.statistics.eigenspace import fit_eigenspace
 from domain_embeddings.core.statistics.moments import accumulate
 from domain_embeddings.core.statistics.shrinkage import fit_shrinkage
 from domain_embeddings.core.statistics.task_variance import measure_task_variance
+from domain_embeddings.core.training.distributed import from_first
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from domain_embeddings.parameters import RotationParameters
 
-# Reading a stored pair costs nothing; embedding two texts again does.
-START_PAIRS = 20_000
-END_PAIRS = 2_000
 BLOCK_ROWS = 8_192
 REZE_SETTINGS = ("sources", "rho", "gamma", "eps", "mode", "eta")
 # Below this a vector has no direction; torch's Normalize uses the same.
 _TINY = 1e-12
 
 
-def rotate_start(
+def rotate_start(  # noqa: PLR0913 - what is rotated, what it is fitted on, and how
     model: SentenceTransformer,
+    pairs: pd.DataFrame,
     relation_vectors: Bundle,
     shrinkage: Bundle,
     rotation: RotationParameters,
     *,
+    widths: Sequence[int],
+    seed: int,
     reze: bool = True,
 ) -> Bundle:
     """Rotate a model into the basis of the reference's own domain embeddings.
@@ -50,9 +52,12 @@ def rotate_start(
 
     Args:
         model: Changed in place.
-        relation_vectors: Relation vectors of the reference model.
+        pairs: Training pairs.
+        relation_vectors: Their relation vectors by the reference model.
         shrinkage: REZE's offline result on them.
-        rotation: Axes, and whether they are centred.
+        rotation: Axes, whether they are centred, and how many pairs they are fitted on.
+        widths: Nested widths.
+        seed: Of axes that are learned.
         reze: Whether the shrinkage is needed; a centred start then computes it again.
 
     Returns:
@@ -61,13 +66,15 @@ def rotate_start(
     Raises:
         DataError: If it has to be computed again and does not say how it was made.
     """
-    vectors = relation_vectors["vectors"]
-    rows = np.linspace(0, len(vectors) - 1, min(len(vectors), START_PAIRS)).astype(int)
-    anchors, positives = np.split(np.asarray(vectors[rows], dtype=np.float64), 2, axis=1)
-    sources = np.asarray(relation_vectors["source"])[rows]
-    basis, mean = fit_rotation(
-        anchors, positives, sources, axes=rotation.axes, centre=rotation.centre
-    )
+
+    def fit() -> tuple[np.ndarray, np.ndarray]:
+        rows = np.linspace(0, len(pairs) - 1, min(len(pairs), rotation.pairs)).astype(int)
+        vectors = np.asarray(relation_vectors["vectors"][rows], dtype=np.float64)
+        found = PairVectors.of(pairs.iloc[rows], *np.split(vectors, 2, axis=1))
+        return fit_as_asked(found, rotation, widths, seed)
+
+    # Another processor may learn slightly other axes, and all workers have to train in the same.
+    basis, mean = from_first(fit)
     rotate_model(model, basis, mean)
     if rotation.centre:
         moved = _shrink_again(relation_vectors, shrinkage, basis, mean) if reze else shrinkage
@@ -130,11 +137,13 @@ def _shrink_again(
     return Bundle({name: getattr(made, name) for name in names}, {**settings, "note": made.note})
 
 
-def rotate_end(
+def rotate_end(  # noqa: PLR0913 - what is rotated, what it is fitted on, and how
     model: SentenceTransformer,
     pairs: pd.DataFrame,
     task_specs: Sequence[Mapping[str, Any]],
     rotation: RotationParameters,
+    *,
+    widths: Sequence[int],
     seed: int,
 ) -> None:
     """Rotate a trained model into the basis of its own embeddings of training text.
@@ -143,12 +152,31 @@ def rotate_end(
         model: Changed in place.
         pairs: Training pairs, of which a sample is encoded.
         task_specs: Task specifications, for prompts.
-        rotation: Axes, and whether they are centred.
-        seed: Of the sample.
+        rotation: Axes, whether they are centred, and how many pairs they are fitted on.
+        widths: Nested widths.
+        seed: Of the sample, and of axes that are learned.
     """
-    sample = pairs.sample(min(len(pairs), END_PAIRS), random_state=seed)
+    sample = pairs.sample(min(len(pairs), rotation.pairs), random_state=seed)
     anchors, positives = pair_texts(sample, task_specs, model.prompts)
     embeddings = encode(model, anchors + positives, label="rotation")
-    halves = embeddings[: len(sample)], embeddings[len(sample) :]
-    sources = sample["task"].to_numpy()
-    rotate_model(model, *fit_rotation(*halves, sources, axes=rotation.axes, centre=rotation.centre))
+    found = PairVectors.of(sample, *np.split(embeddings, 2))
+    rotate_model(model, *fit_as_asked(found, rotation, widths, seed))
+
+
+def fit_as_asked(
+    pairs: PairVectors, rotation: RotationParameters, widths: Sequence[int], seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Fit axes and mean as the section ``training.rotation`` asks for.
+
+    Args:
+        pairs: Embeddings of training pairs.
+        rotation: Axes, centring and noise.
+        widths: Nested widths.
+        seed: Of axes that are learned.
+
+    Returns:
+        U (d, d) and mu (d,), as of `fit_rotation`.
+    """
+    return fit_rotation(
+        pairs, widths, axes=rotation.axes, centre=rotation.centre, noise=rotation.noise, seed=seed
+    )

@@ -118,9 +118,12 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
     if parameters.rotation.when in ("init", "both"):
         start = rotate_start(
             model,
+            pairs,
             relation_vectors,
             shrinkage,
             parameters.rotation,
+            widths=nested,
+            seed=seed,
             reze=recipe(parameters).reze and parameters.alpha > 0,
         )
     else:
@@ -167,7 +170,7 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
     merge_adapters(model)
     interpolate(model, reference_model, parameters.interpolate)
     if parameters.rotation.when in ("final", "both") and worker() == 0:
-        rotate_end(model, pairs, task_specs, parameters.rotation, seed)
+        rotate_end(model, pairs, task_specs, parameters.rotation, widths=nested, seed=seed)
     sampling = sampler.report(trainer.state.global_step, parameters.accumulation)
     drawn = sum(source["drawn"] for source in sampling)
     report = {
