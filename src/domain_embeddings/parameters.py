@@ -19,7 +19,10 @@ Positive = Annotated[float, Field(gt=0.0)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 Count = Annotated[int, Field(ge=1)]
 
-Method = Literal["reference", "plain", "simcse", "mrl", "ese", "mic", "reze", "reze_mic"]
+Method = Literal[
+    "reference", "rotation", "plain", "simcse", "mrl", "ese", "mic", "reze", "reze_mic"
+]
+UNTRAINED = ("reference", "rotation")
 METHODS = get_args(Method)
 
 
@@ -222,12 +225,24 @@ class TrainingParameters(Section):
     resume: Literal["auto", "never"] = "auto"
 
     @property
+    def trains(self) -> bool:
+        """Whether the method takes any step."""
+        return self.method not in UNTRAINED
+
+    @property
     def saves(self) -> bool:
         """Whether a training of this length writes checkpoints at all."""
         every = self.checkpoints.every
         # A model in pieces (FSDP) has no checkpoints.
-        trains = self.method != "reference" and not self.launch.fsdp
-        return trains and every is not None and every < self.steps
+        kept = self.trains and not self.launch.fsdp
+        return kept and every is not None and every < self.steps
+
+    @model_validator(mode="after")
+    def _check_rotation(self) -> Self:
+        if self.method == "rotation" and self.rotation.when == "none":
+            msg = "method: rotation needs rotation.when; allowed with it: init, final, both"
+            raise ValueError(msg)
+        return self
 
     @model_validator(mode="after")
     def _check_fsdp(self) -> Self:

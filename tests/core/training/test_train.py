@@ -7,16 +7,19 @@ import pandas as pd
 import pytest
 import tiny_training
 import torch
+from pydantic import ValidationError
 from tiny_training import SPECS, batch_of, settings, weights
 
 from domain_embeddings.core.bundle import Bundle
+from domain_embeddings.core.encoders.pair_vectors import PairVectors
+from domain_embeddings.core.encoders.rotation import fit_rotation
 from domain_embeddings.core.errors import ParameterError, ProvenanceError
 from domain_embeddings.core.tasks.negatives import add_negatives
 from domain_embeddings.core.training.batches import PairCollator, tokenise_pairs
 from domain_embeddings.core.training.objective import Objective, layer_indices
 from domain_embeddings.core.training.train import resolve_device, train
 from domain_embeddings.core.training.trainer import TrainingError
-from domain_embeddings.parameters import METHODS, RotationParameters
+from domain_embeddings.parameters import METHODS, UNTRAINED, RotationParameters
 
 WIDTHS = [4, 8, 16, 32]
 run = partial(tiny_training.run, widths=WIDTHS)
@@ -29,8 +32,8 @@ def test_every_method_runs_and_names_its_components(world, method):
     model, history, report = run(world, method=method)
     assert torch.equal(weights(world[0]), before), "the reference model was changed"
     assert report["method"] == method
-    if method == "reference":
-        assert torch.equal(weights(model), before)
+    if method in UNTRAINED:
+        assert torch.equal(weights(model[0]), before)
         assert history.empty
         return
     assert not torch.equal(weights(model), before)
@@ -40,6 +43,32 @@ def test_every_method_runs_and_names_its_components(world, method):
     assert ("reze" in names) == ("reze" in method)
     assert history["value"].notna().all()
     assert sorted(history["step"].unique()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("axes", ["contrastive", "shared"])
+def test_the_method_rotation_takes_no_step_and_encodes_nothing(world, axes, monkeypatch):
+    model, pairs, relations, _ = world
+
+    def never(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(type(model), "forward", never)
+    rotated, history, report = run(world, method="rotation", rotation={"axes": axes})
+    monkeypatch.undo()
+    assert (report["method"], report["steps"], len(history)) == ("rotation", 0, 0)
+    assert rotated.trained_widths == WIDTHS
+    assert torch.equal(weights(rotated[0]), weights(model))
+    stored = np.split(np.asarray(relations["vectors"], dtype=np.float64), 2, axis=1)
+    basis, _ = fit_rotation(PairVectors.of(pairs, *stored), WIDTHS, axes=axes)
+    expected = model.encode(["lost card", "new loan"]) @ basis
+    np.testing.assert_allclose(rotated.encode(["lost card", "new loan"]), expected, atol=1e-5)
+
+
+def test_the_method_rotation_needs_one():
+    with pytest.raises(
+        ValidationError, match=r"rotation needs rotation\.when; .*init, final, both"
+    ):
+        settings(method="rotation", rotation={"when": "none"})
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(world):
@@ -182,8 +211,9 @@ def test_another_prompt_is_another_pair_table(world):
 
 
 def test_only_methods_that_train_prefixes_name_them(world):
-    nested = {m: run(world, method=m)[0].trained_widths for m in ("reference", "plain", "mrl")}
-    assert nested == {"reference": [], "plain": [], "mrl": WIDTHS}
+    methods = ("reference", "rotation", "plain", "mrl")
+    nested = {m: run(world, method=m)[0].trained_widths for m in methods}
+    assert nested == {"reference": [], "rotation": WIDTHS, "plain": [], "mrl": WIDTHS}
     assert run(world, method="reze", reze_main="full")[0].trained_widths == []
 
 

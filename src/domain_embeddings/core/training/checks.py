@@ -25,7 +25,7 @@ def check_training(parameters: TrainingParameters, widths: list[int], source: st
     Raises:
         ParameterError: Naming the key and what is allowed.
     """
-    if parameters.method == "reference":
+    if not parameters.trains:
         return
     from domain_embeddings.core.encoders.adapters import target_names
     from domain_embeddings.core.training.objective import mic_layers
@@ -59,7 +59,7 @@ def check_batch(parameters: TrainingParameters, pairs: int) -> None:
     """
     from domain_embeddings.core.training.sampling import require_batch
 
-    if parameters.method != "reference":
+    if parameters.trains:
         require_batch(parameters.batch_size, pairs, parameters.launch.workers)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,28 +107,23 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
     nested = nested_widths(widths, header["width"])
     model = _copy(reference_model)
     model.trained_widths = []
-    settings = parameters.model_dump(mode="json")
-    if parameters.method == "reference":
-        report = {"method": "reference", "steps": 0, "settings": settings}
-        return model, pd.DataFrame(columns=HISTORY_COLUMNS), report
+    rotated = partial(
+        rotate_start, model, pairs, relation_vectors, shrinkage, parameters.rotation,
+        widths=nested, seed=seed,
+    )  # fmt: skip
+    if not parameters.trains:
+        if parameters.method == "rotation":
+            rotated(reze=False)
+            model.trained_widths = nested
+        return _untrained(model, parameters)
     if recipe(parameters).nested:
         model.trained_widths = nested
     check_widths(parameters, nested)
     sampler = _sampler(pairs["task"], task_specs, parameters, seed)
     dev = _dev(dev_tasks, task_specs, pairs, parameters, evaluation, nested, seed)
+    start = shrinkage
     if parameters.rotation.when in ("init", "both"):
-        start = rotate_start(
-            model,
-            pairs,
-            relation_vectors,
-            shrinkage,
-            parameters.rotation,
-            widths=nested,
-            seed=seed,
-            reze=recipe(parameters).reze and parameters.alpha > 0,
-        )
-    else:
-        start = shrinkage
+        start = rotated(reze=recipe(parameters).reze and parameters.alpha > 0)
     if parameters.lora is not None:
         add_adapters(model, parameters.lora, seed)
     objective = Objective(model, nested, parameters, relation_vectors, start, seed=seed)
@@ -210,9 +206,18 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         "note": shrinkage.header.get("note", ""),
         "resumed_from_step": trainer.resumed_from,
         "checkpoints": None if trainer.checkpoints is None else trainer.checkpoints.summary(),
-        "settings": settings,
+        "settings": parameters.model_dump(mode="json"),
     }
     return model.eval(), trainer.history_frame(), report
+
+
+def _untrained(
+    model: SentenceTransformer, parameters: TrainingParameters
+) -> tuple[SentenceTransformer, pd.DataFrame, dict[str, Any]]:
+    """Return what a training without any step returns."""
+    settings = parameters.model_dump(mode="json")
+    report = {"method": parameters.method, "steps": 0, "settings": settings}
+    return model, pd.DataFrame(columns=HISTORY_COLUMNS), report
 
 
 def _sampler(

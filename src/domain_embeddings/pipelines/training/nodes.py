@@ -27,7 +27,7 @@ def train_model(
     """Return the adapted model, its loss history and the training report."""
     from domain_embeddings.core.tasks.negatives import add_negatives
 
-    if parameters.launch.workers > 1:
+    if parameters.trains and parameters.launch.workers > 1:
         from domain_embeddings.core.training.launch import train_on_workers as train
     else:
         from domain_embeddings.core.training.train import train
