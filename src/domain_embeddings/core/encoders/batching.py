@@ -180,6 +180,24 @@ def encode(
     return embeddings
 
 
+def encode_distinct(model: SentenceTransformer, texts: Sequence[str], **options: Any) -> np.ndarray:
+    """Encode texts of which many are equal, each of them once.
+
+    Args:
+        model: The encoder, used in evaluation mode.
+        texts: Texts that already carry their prompt.
+        options: Options of `encode`.
+
+    Returns:
+        As of `encode`.
+
+    Raises:
+        DataError: Likewise.
+    """
+    distinct, index = np.unique(np.array(texts, dtype=object), return_inverse=True)
+    return encode(model, distinct.tolist(), **options)[index]
+
+
 def _bar(shown: bool | tqdm, texts: int, label: str) -> AbstractContextManager[tqdm]:
     """Return a bar of texts, or the caller's, which is not closed."""
     if isinstance(shown, bool):

@@ -11,7 +11,7 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from domain_embeddings.core.bundle import BlockArray, Bundle
-from domain_embeddings.core.encoders.batching import encode
+from domain_embeddings.core.encoders.batching import encode_distinct
 from domain_embeddings.core.encoders.loading import describe
 from domain_embeddings.core.encoders.prompts import prompt_for
 
@@ -111,13 +111,8 @@ def _blocks(
     with tqdm(total=len(anchors), desc="relation vectors", unit="pair") as bar:
         for start in range(0, len(anchors), BLOCK_PAIRS):
             stop = min(start + BLOCK_PAIRS, len(anchors))
-            texts, index = np.unique(
-                np.array(anchors[start:stop] + positives[start:stop], dtype=object),
-                return_inverse=True,
-            )
-            vectors = encode(model, texts.tolist(), batch_tokens=batch_tokens, show_progress=False)[
-                index
-            ]
+            texts = anchors[start:stop] + positives[start:stop]
+            vectors = encode_distinct(model, texts, batch_tokens=batch_tokens, show_progress=False)
             rows = stop - start
             yield np.hstack([vectors[:rows], vectors[rows:]]).astype(dtype)
             bar.update(rows)

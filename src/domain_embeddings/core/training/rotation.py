@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from domain_embeddings.core.bundle import Bundle
-from domain_embeddings.core.encoders.batching import encode
+from domain_embeddings.core.encoders.batching import encode_distinct
 from domain_embeddings.core.encoders.pair_vectors import PairVectors
 from domain_embeddings.core.encoders.relations import pair_texts
 from domain_embeddings.core.encoders.rotation import fit_rotation, rotate_model
@@ -158,7 +158,7 @@ def rotate_end(  # noqa: PLR0913 - what is rotated, what it is fitted on, and ho
     """
     sample = pairs.sample(min(len(pairs), rotation.pairs), random_state=seed)
     anchors, positives = pair_texts(sample, task_specs, model.prompts)
-    embeddings = encode(model, anchors + positives, label="rotation")
+    embeddings = encode_distinct(model, anchors + positives, label="rotation")
     found = PairVectors.of(sample, *np.split(embeddings, 2))
     rotate_model(model, *fit_as_asked(found, rotation, widths, seed))
 
