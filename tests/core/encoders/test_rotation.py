@@ -119,7 +119,7 @@ def test_centred_axes_are_learned_from_centred_embeddings():
     pairs = pair_vectors(anchors, positives)
     basis, mean = fit_rotation(pairs, [4, 8], centre=True)
     np.testing.assert_allclose(mean, np.concatenate([anchors, positives]).mean(axis=0))
-    np.testing.assert_array_equal(basis, fit_rotation(pairs.less(mean), [4, 8])[0])
+    np.testing.assert_array_equal(basis, fit_rotation(pairs.centred(mean), [4, 8])[0])
     assert np.abs(basis - fit_rotation(pairs, [4, 8])[0]).max() > 1e-3
 
 

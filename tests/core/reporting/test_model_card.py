@@ -79,7 +79,7 @@ def test_limitations_name_what_was_not_shown():
     card = render_card(card_inputs())
     limits = card.split("## Limitations")[1]
     assert "No difference has been shown on general_similarity." in limits
-    assert "one training run of seed 7" in limits
+    assert "one run of seed 7" in limits
     assert "For each rival, all 42 comparisons are corrected together" in limits
     assert "General text lost: over 2 general tasks the model scores" in limits
     assert "PCA" not in limits

@@ -236,11 +236,13 @@ def test_the_answer_says_whether_pca_alone_would_have_done(gap, half, verdict, w
     assert ("after PCA, which changes no weight" in answer["sentence"]) == (verdict == "worse")
 
 
-def with_shared(scores: pd.DataFrame, gaps: dict[int, float]) -> pd.DataFrame:
-    """Add the untouched model after shared axes, behind the adapted one by these gaps."""
+def with_shared(
+    scores: pd.DataFrame, gaps: dict[int, float], transform: str = "shared"
+) -> pd.DataFrame:
+    """Add the untouched model after a transform, behind the adapted one by these gaps."""
     own = {width: 0.6 - gap for width, gap in gaps.items()}
-    rotated = mean_rows(own, model="reference", method="reference").assign(transform="shared")
-    paired = mean_rows(gaps, model="adapted_minus_reference_shared")
+    rotated = mean_rows(own, model="reference", method="reference").assign(transform=transform)
+    paired = mean_rows(gaps, model=f"adapted_minus_reference_{transform}")
     return pd.concat([scores, rotated, paired], ignore_index=True)
 
 
@@ -261,6 +263,16 @@ def test_a_model_that_shared_axes_beat_is_not_to_be_shipped():
     assert "after shared axes, which changes no weight (-3.0 points" in answer["sentence"]
     assert answer["sentence"].startswith("Do not ship")
     assert rival_name(answer) == "after shared axes"
+
+
+@pytest.mark.parametrize("method", ["reze_mic", "rotation"])
+def test_learned_axes_of_the_untouched_model_are_no_rival_of_themselves(method):
+    scores = with_rivals(0.05, rival_gap=0.02)
+    scores.loc[scores["model"] == "adapted", "method"] = method
+    answer = recommend_width(with_shared(scores, {16: -0.03, 32: -0.03}, "contrastive"), [16, 32])
+    found = {row["rival_transform"] for row in answer["widths"]}
+    assert found == ({"pca"} if method == "rotation" else {"contrastive"})
+    assert answer["sentence"].startswith("Ship") == (method == "rotation")
 
 
 def test_widths_at_which_the_rival_is_better_are_named_where_it_is_beaten():

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -17,6 +16,7 @@ from domain_embeddings.core.encoders.pair_vectors import PairVectors
 from domain_embeddings.core.losses.info_nce import false_negative_mask, nested_info_nce
 from domain_embeddings.core.statistics.axes import shared_axes
 from domain_embeddings.core.statistics.eigenspace import canonical_signs
+from domain_embeddings.core.threads import one_thread
 
 # Chosen on dev data (docs/decisions.md, "Axes that are learned").
 STEPS = 200
@@ -26,6 +26,7 @@ TEMPERATURE = 0.07
 NOISE = 0.7
 HELD_OUT = 0.1
 MOST_HELD_OUT = 1_024
+FEWEST_HELD_OUT = 5
 CHECK_EVERY = 20
 
 
@@ -38,9 +39,10 @@ def contrastive_axes(
     nothing there) is minimised over rotations of the shared axes, with the embeddings as they are:
     no forward pass of any model is needed. Gaussian noise keeps it from directions in which texts
     hardly differ: a model that was trained on these pairs has them closer together, in ways that do
-    not carry over, than others. Of the rotations seen on the way, the
-    one with the smallest loss on a tenth of the pairs, which are not learned from, is returned, and
-    the shared axes where none is better.
+    not carry over, than others. Of the rotations seen on the way, the one with the smallest loss on
+    a tenth of the pairs is returned, which are not learned from but may share texts with those that
+    are. The shared axes are returned where none is better, where no width is below d, and for fewer
+    pairs than leave `FEWEST_HELD_OUT`.
 
     Args:
         pairs: Embeddings of n training pairs.
@@ -55,17 +57,16 @@ def contrastive_axes(
     Source:
         docs/method.md, section 4b.
     """
-    _, start = shared_axes(pairs.anchors, pairs.positives, pairs.sources)
-    width = len(start)
-    prefixes = [m for m in widths if m < width]
-    held_out = min(round(HELD_OUT * len(pairs.anchors)), MOST_HELD_OUT)
-    if not prefixes or held_out < 2:  # noqa: PLR2004 - one pair has nothing to be told from
-        return start
-    with _one_thread():
+    with one_thread():
+        _, start = shared_axes(pairs.anchors, pairs.positives, pairs.sources)
+        prefixes = [m for m in widths if m < len(start)]
+        held_out = min(round(HELD_OUT * len(pairs.anchors)), MOST_HELD_OUT)
+        if not prefixes or held_out < FEWEST_HELD_OUT:
+            return start
         turn = _learn(_Sides.of(pairs, start), prefixes, held_out, noise, seed)
-    # Single precision leaves the axes orthogonal to 1e-6; the nearest orthogonal matrix is exact.
-    left, _, right = np.linalg.svd(start @ turn.T.double().numpy())
-    return canonical_signs(left @ right)
+        # Single precision leaves the axes orthogonal to 1e-6; the nearest orthogonal ones are so.
+        left, _, right = np.linalg.svd(start @ turn.T.double().numpy())
+        return canonical_signs(left @ right)
 
 
 class _Sides:
@@ -132,14 +133,3 @@ def _learn(
         optimiser.step()
         schedule.step()
     return best
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute with one thread: sums do not depend on their number, and a step is small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

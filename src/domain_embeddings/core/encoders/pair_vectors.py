@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from domain_embeddings.core.encoders.prefix import prefix
+
 
 @dataclass(frozen=True)
 class PairVectors:
@@ -42,9 +44,10 @@ class PairVectors:
         sources = pairs["task"].to_numpy()
         return PairVectors(anchors, positives, sources, anchor_ids, positive_ids, class_ids(pairs))
 
-    def less(self, mean: np.ndarray) -> PairVectors:
-        """Return the same pairs with a mean subtracted from their embeddings."""
-        return replace(self, anchors=self.anchors - mean, positives=self.positives - mean)
+    def centred(self, mean: np.ndarray) -> PairVectors:
+        """Return the same pairs with a mean subtracted from their embeddings, normalised anew."""
+        sides = (prefix(side - mean, len(mean)) for side in (self.anchors, self.positives))
+        return replace(self, anchors=next(sides), positives=next(sides))
 
 
 def class_ids(pairs: pd.DataFrame) -> np.ndarray:

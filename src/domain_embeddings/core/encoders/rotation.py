@@ -63,7 +63,7 @@ def fit_rotation(  # noqa: PLR0913 - what it is fitted on, and how
         return principal_axes(texts)[1], mean
     if axes == "shared":
         return shared_axes(pairs.anchors, pairs.positives, pairs.sources)[1], mean
-    centred = pairs.less(mean) if centre else pairs
+    centred = pairs.centred(mean) if centre else pairs
     return contrastive_axes(centred, widths, noise=noise, seed=seed), mean
 
 

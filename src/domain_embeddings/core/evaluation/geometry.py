@@ -17,6 +17,8 @@ from domain_embeddings.core.statistics import isotropy
 from domain_embeddings.core.statistics.eigenspace import Eigenspace
 
 REFERENCE = "reference"
+# Uniformity compares every text with every other.
+MOST_PAIRS = 2_000
 ALL = "all"
 COLUMNS = ("model", "measure", "source", "width", "value")
 

@@ -36,10 +36,11 @@ from domain_embeddings.core.evaluation.encoder import (
 from domain_embeddings.core.evaluation.replicates import replicates_bundle
 from domain_embeddings.core.evaluation.resampling import draw_counts
 from domain_embeddings.core.evaluation.sampling import fit_pairs, fit_vectors
-from domain_embeddings.core.evaluation.tasks import LocalTask, TaskResult, one_thread
+from domain_embeddings.core.evaluation.tasks import LocalTask, TaskResult
 from domain_embeddings.core.evaluation.transforms import Transform, fit_transform
 from domain_embeddings.core.statistics.bootstrap import interval, resample_indices
 from domain_embeddings.core.statistics.comparison import holm, two_sided_p
+from domain_embeddings.core.threads import one_thread
 
 logger = logging.getLogger(__name__)
 

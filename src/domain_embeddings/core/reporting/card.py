@@ -298,7 +298,7 @@ def _limitations(inputs: CardInputs) -> str:
     )
     lines += [
         "Intervals hold the uncertainty of the test rows (for clustering, of the repeated runs) "
-        f"with one training run of seed {inputs.seed}; another seed may move the scores further.",
+        f"with one run of seed {inputs.seed}; another seed may move the scores further.",
         "Nothing is shown for tasks, languages or text lengths that are not in the table.",
         "Sizes and scores are those of float32 vectors where no other precision is named.",
     ]

@@ -14,9 +14,11 @@ from domain_embeddings.core.reporting import wording
 
 ADAPTED = "adapted"
 REFERENCE = "reference"
+ROTATION = "rotation"
 DIFFERENCE = "adapted_minus_reference"
 RIVAL_TRANSFORM = "pca"
-RIVALS = (RIVAL_TRANSFORM, "shared", "contrastive")
+LEARNED = "contrastive"
+RIVALS = (RIVAL_TRANSFORM, "shared", LEARNED)
 """Rotations of the untouched model, which change none of its weights: the cheap rivals."""
 FULL_WIDTH = "full_width"
 MEAN = "mean"
@@ -51,6 +53,10 @@ def main_scores(scores: pd.DataFrame, precision: str = FLOAT32) -> pd.DataFrame:
     if "precision" in scores:
         scores = scores[scores["precision"] == precision]
     main = scores[scores["main"].astype(bool)]
+    if (main["method"] == ROTATION).any():
+        # It is the untouched model after learned axes, and no rival of itself.
+        itself = (main["model"] == REFERENCE) & (main["transform"] == LEARNED)
+        main = main[~itself & (main["model"] != contrast(ADAPTED, REFERENCE, LEARNED))]
     if main.empty:
         msg = "truncation_scores has no row of a main metric: run the stage 'evaluation' first"
         raise DataError(msg)

@@ -48,7 +48,8 @@ PRECISIONS = {
 PLOTLY_SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x", "star"]
 STATIC_SYMBOLS = ["o", "s", "D", "^", "X", "*"]
 
-# Colour and mark of every training method, wherever several of them are in one drawing.
+# Colour and mark of the untouched model and of every method that trains it, wherever several of
+# them are in one drawing.
 VARIANTS = {
     "untouched": (MODEL_COLOURS["reference"], "o"),
     "plain": (CATEGORIES[5], "s"),

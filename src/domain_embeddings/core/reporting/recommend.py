@@ -356,7 +356,7 @@ def _after(row: Mapping[str, Any]) -> str:
 
 
 def rival_name(answer: Mapping[str, Any]) -> str:
-    """Name the cheap rival of a table with all widths: the stronger rotation at each."""
+    """Name the cheap rival of a table with all widths: the strongest rotation at each."""
     found = [_after(row) for row in answer["widths"] if row["rival"] is not None]
     names = list(dict.fromkeys(found))
     if len(names) <= 1:

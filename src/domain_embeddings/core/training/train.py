@@ -115,7 +115,7 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
         if parameters.method == "rotation":
             rotated(reze=False)
             model.trained_widths = nested
-        return _untrained(model, parameters)
+        return _untrained(model, parameters, len(pairs))
     if recipe(parameters).nested:
         model.trained_widths = nested
     check_widths(parameters, nested)
@@ -212,11 +212,13 @@ def train(  # noqa: PLR0913 - one argument per catalog entry
 
 
 def _untrained(
-    model: SentenceTransformer, parameters: TrainingParameters
+    model: SentenceTransformer, parameters: TrainingParameters, pairs: int
 ) -> tuple[SentenceTransformer, pd.DataFrame, dict[str, Any]]:
     """Return what a training without any step returns."""
-    settings = parameters.model_dump(mode="json")
-    report = {"method": parameters.method, "steps": 0, "settings": settings}
+    report: dict[str, Any] = {"method": parameters.method, "steps": 0}
+    if parameters.method == "rotation":
+        report["pairs_for_axes"] = min(pairs, parameters.rotation.pairs)
+    report["settings"] = parameters.model_dump(mode="json")
     return model, pd.DataFrame(columns=HISTORY_COLUMNS), report
 
 

@@ -146,7 +146,7 @@ def select_dev_tasks(
     selected = pairs.select_dev(records, load_specs(task_specs), samples)
     if selected.empty:
         reason = "no task with the use 'evaluate' has rows in the split 'dev'"
-        if training.dev.every is not None:
+        if training.trains and training.dev.every is not None:
             msg = (
                 f"training.dev.every: {training.dev.every} asks for scores during training, but "
                 f"{reason}. Give one a dev split, or set training.dev.every to null."

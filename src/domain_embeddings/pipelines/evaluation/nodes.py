@@ -228,12 +228,13 @@ def measure_geometry(
     Returns:
         Tidy measures with the columns model, measure, source, width, value.
     """
-    from domain_embeddings.core.evaluation.geometry import geometry_scores
+    from domain_embeddings.core.evaluation.geometry import MOST_PAIRS, geometry_scores
     from domain_embeddings.core.evaluation.sampling import sample_pairs
 
     return geometry_scores(
         {"reference": reference_embeddings, "adapted": adapted_embeddings},
-        sample_pairs(training_pairs, evaluation.fit_pairs, seed),
+        # A part of what was embedded: a smaller sample of the same seed.
+        sample_pairs(training_pairs, min(evaluation.fit_pairs, MOST_PAIRS), seed),
         task_specs,
         nested_widths(widths, reference_embeddings["vectors"].shape[1]),
         relation_eigenspace,

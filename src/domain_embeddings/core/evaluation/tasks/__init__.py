@@ -4,7 +4,6 @@ from domain_embeddings.core.evaluation.tasks.base import (
     LocalTask,
     TaskOptions,
     TaskResult,
-    one_thread,
     preserved_random_state,
     quiet,
 )
@@ -20,7 +19,6 @@ __all__ = [
     "TaskOptions",
     "TaskResult",
     "build_tasks",
-    "one_thread",
     "preserved_random_state",
     "quiet",
     "task_options",

@@ -15,9 +15,8 @@ import random
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -30,13 +29,13 @@ from mteb.abstasks.abstask import AbsTask
 from mteb.abstasks.task_metadata import TaskMetadata
 from scipy.stats import ConstantInputWarning
 from sklearn.exceptions import UndefinedMetricWarning
-from threadpoolctl import ThreadpoolController
 
 from domain_embeddings.core.encoders.prompts import Role
 from domain_embeddings.core.errors import DataError
 from domain_embeddings.core.evaluation.encoder import BankEncoder
 from domain_embeddings.core.evaluation.metrics import metric_name
 from domain_embeddings.core.evaluation.resampling import Statistic, mean_statistic
+from domain_embeddings.core.threads import one_thread
 
 logger = logging.getLogger(__name__)
 
@@ -235,21 +234,6 @@ def preserved_random_state() -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(legacy)
-
-
-def one_thread() -> AbstractContextManager[Any]:
-    """Compute with one thread.
-
-    The problems here are small: more threads would spend their time waiting for each other, which
-    on a busy machine takes tens of times longer.
-    """
-    return _threads().limit(limits=1)
-
-
-@cache
-def _threads() -> ThreadpoolController:
-    """Find the thread pools of the process once; that takes longer than some evaluations."""
-    return ThreadpoolController()
 
 
 @contextmanager
